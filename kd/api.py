@@ -14,9 +14,11 @@ from kd.commands.eval import evaluated
 from kd.commands.size import sized
 from kd.commands.train import to_train
 from kd.errors import RunError, UserError
+from kd.fleet.sizing.plan import SizeOptions
 from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit
+from kd.run.options import take_options
 from kd.run.request import Request, translate
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
@@ -157,7 +159,7 @@ def size(
         Stopped: a signal came while the recipe's teacher was trained first.
     """
     request = _request(settings or {}, [f"recipe={recipe}"])
-    sizes, _ = sized(request)
+    sizes, _ = sized(request, take_options(SizeOptions, request))
     candidates = sizes["candidates"]
     for candidate in candidates:
         if candidate["name"] == sizes["choice"]:

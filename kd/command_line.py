@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from typing import TypeGuard
 
 from kd.errors import RunError, Stopped, UserError, UserErrorOfAll, plain, reason
@@ -20,7 +21,7 @@ from kd.launch.child import (
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.machine import cache_dir, is_about_cache
-from kd.run.options import options_help
+from kd.run.options import options_help, read
 from kd.run.request import translate
 from kd.run.shorthand import as_typed
 from kd.run.streams import quiet_libraries, unbroken_output
@@ -66,8 +67,8 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     """Runs a command; the one place that turns errors into a line and an exit status.
 
     Args:
-        command: its name; ``run`` of its file takes the request and returns the status, None where only its help, or how
-            it is called, can be shown.
+        command: its name; ``run`` of its file takes the request, and ``options`` of the class ``OPTIONS`` unless it reads
+            these itself, and returns the status, None where only its help, or how it is called, can be shown.
         argv: its arguments.
         interrupted: as of :func:`run`.
 
@@ -85,7 +86,11 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
         with _told_apart(interrupted):
             module = import_module(f"kd.commands.{command}")
             request = translate(argv, getattr(module, "FLAGS", ()), command)
-            status = module.run(request)
+            if "options" in signature(module.run).parameters:
+                options = read(module.OPTIONS, request)
+                status = None if options is None else module.run(request, options)
+            else:
+                status = module.run(request)
         if status is not None:
             return status
         if argv and "help" not in request.flags:

@@ -1,16 +1,26 @@
 """The settings of a run, without torch: each with its type, default, range and a line of help, once.
 
 They are checked before anything heavy is imported (:mod:`kd.run.resolve`): a field by its type and range, what one says
-of another by its group's ``__post_init__``. ``kd/run/keys.py`` reads them for ``--keys``, ``--help`` and hints. The text
-under a field is its help.
+of another by its group's ``__post_init__``. The text under a field is its help.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from kd.config.kinds import AnyClass, Checked, Like, Range, TimeLimit, checked_group, refused
+from kd.config.kinds import (
+    AnyClass,
+    Checked,
+    Like,
+    Range,
+    TimeLimit,
+    TimmName,
+    checked_group,
+    refused,
+)
+from kd.config.parts import class_of
+from kd.errors import REFUSED_LOSSES, UserError
 
 LARGEST_SIDE = 4096
 """Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
@@ -60,6 +70,19 @@ def height_width(size: int | Sequence[int]) -> tuple[int, int]:
     return (int(size[0]), int(size[1]))
 
 
+def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each; {} without one.
+
+    Args:
+        model: the settings ``model``, resolved.
+    """
+    one = model.get("teacher")
+    several = model.get("teachers") or {}
+    if one:
+        return {"model.teacher": one}
+    return {f"model.teachers.{name}": spec for name, spec in several.items()}
+
+
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
 NAME = Like(
     r"(?!latest$)[A-Za-z_][\w.+-]{0,199}",
@@ -71,7 +94,7 @@ NAME = Like(
 class ModelSettings(Checked):
     """A model: a timm architecture and where its weights come from."""
 
-    arch: str = ""
+    arch: Annotated[str, TimmName("models")] = ""
     """A timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is
     taken from its checkpoint where that names one, a student's where the settings name none.
     A student's may be ``auto``: its teacher's architecture in a quarter of its size.
@@ -249,6 +272,7 @@ class AskSettings(Checked):
 class StudentSettings(ModelSettings):
     """The student's model."""
 
+    arch: Annotated[str, TimmName("models", also=("auto",))] = ""
     inherit: bool | Literal["auto"] = False
     """Start from the teacher's own layers, cut down to its size (:mod:`kd.distill.inherit`);
     ``auto``: where the pair allows and the student has no weights of its own.
@@ -300,6 +324,33 @@ class TapSpec(Checked):
     """
 
 
+OVER_LOGITS = (
+    "BinaryKDLoss", "CWDLoss", "DISTLoss", "DKDLoss", "HardKDLoss", "KDLoss", "MLKDLoss", "NKDLoss", "PixelKDLoss",
+    "RegressionKDLoss", "WSLDLoss",
+)  # fmt: skip
+"""kd's losses over logits, but for StandardizedLoss, where the loss inside decides."""
+ALLOWED_LOSSES = {
+    "MultiLabel": ("BinaryKDLoss", "CWDLoss", "DKDLoss", "NKDLoss", "PixelKDLoss", "RegressionKDLoss", "WSLDLoss"),
+    "Segmentation": ("PixelKDLoss", "CWDLoss"),
+    "Regression": ("RegressionKDLoss",),
+}  # fmt: skip
+"""By task those that :data:`kd.errors.REFUSED_LOSSES` is not said of, the likeliest first; other checks may refuse them."""
+WITHOUT_MIXING = ("MultiLabel", "Regression")
+"""Tasks whose pictures can't be mixed."""
+HEADLESS_WITHOUT_LOSSES = (
+    "model.student.head: false needs model.distill_losses over a teacher's features, got none"
+)
+"""Said of a student without a classifier and without losses over features."""
+
+
+def loss_refused_by(task: str, loss: str) -> bool:
+    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes.
+
+    False for losses and tasks that :data:`OVER_LOGITS` and :data:`ALLOWED_LOSSES` do not name.
+    """
+    return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
+
+
 @checked_group
 class LearningSettings(Checked):
     """What is learnt, by which model, from which."""
@@ -332,12 +383,37 @@ class LearningSettings(Checked):
     ema_decay: Annotated[float, Range("> 0 and < 1")] | None = None
     """Keep an exponential moving average of the student, validate and export that."""
 
+    def __post_init__(self) -> None:
+        """Refuses one teacher beside several, and losses that all weigh nothing.
+
+        Raises:
+            UserError: names the key, and what to give in its place.
+        """
+        if self.teacher and self.teachers:
+            names = " and ".join(f"model.teachers.{name}" for name in self.teachers)
+            raise UserError(
+                f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
+                f"model.teachers.{next(iter(self.teachers))}.checkpoint=FILE, or model.teachers=null beside model.teacher"
+            )
+        losses = self.distill_losses or {}
+        weights = [(node.get("init_args") or {}).get("weight", 1) for node in losses.values()]
+        if self.task_loss_weight or any(weights):
+            return
+        if not losses and not self.student.head:
+            raise UserError(HEADLESS_WITHOUT_LOSSES)
+        instead = "model.task_loss_weight=1 learns from labels"
+        if not losses:
+            instead = "model.distill_losses.kd=KDLoss learns from the teacher, model.task_loss_weight=1 from labels"
+        raise UserError(
+            f"model.task_loss_weight: all loss weights are 0, there is nothing to learn from; {instead}"
+        )
+
 
 @checked_group
 class OptimSettings(Checked):
     """How the student is optimized."""
 
-    name: str = "adamw"
+    name: Annotated[str, TimmName("optim")] = "adamw"
     """A timm optimizer name (``adamw``, ``muon``, ...); momentum is 0.9, ``muon``'s 0.95, ``sgd``'s
     Nesterov's.
     """
@@ -844,3 +920,55 @@ class Settings(Checked):
     optim: OptimSettings = field(default_factory=OptimSettings)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
+
+    def __post_init__(self) -> None:
+        """Refuses what a group says against another: a second progress bar, losses that the task does not have, an
+        optimizer that DeepSpeed's shards would make wrong, CUDA graphs with accumulated gradients.
+
+        Raises:
+            UserError: names the key, and what to give in its place.
+        """
+        trainer: Any = self.trainer  # with Lightning's own settings
+        callbacks = trainer.callbacks or []
+        for node in callbacks if isinstance(callbacks, list) else [callbacks]:
+            name = node["class_path"].rpartition(".")[2]
+            if name.endswith("ProgressBar"):
+                hides = "trainer.enable_progress_bar=false hides it"
+                raise UserError(
+                    f"trainer.callbacks: {name} can't be added to the run's own progress bar ({hides})"
+                )
+        is_deepspeed = "deepspeed.DeepSpeed" in str(trainer.strategy)
+        if is_deepspeed and self.optim.name not in ("adamw", "adam", "sgd", "momentum"):
+            raise UserError(
+                "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each optimizer "
+                f"has its own optim.lr), got {self.optim.name}"
+            )
+        self._check_losses()
+        mode, accumulated = self.model.student.compile, trainer.accumulate_grad_batches
+        if mode in ("reduce-overhead", "max-autotune") and accumulated > 1:
+            raise UserError(
+                f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
+                "CUDA graphs write a batch's gradients over those of the batch before"
+            )
+
+    def _check_losses(self) -> None:
+        """Refuses kd's losses over logits that are not defined for the task.
+
+        Raises:
+            UserError: names the first loss, and the settings that put losses in the places of all that the task refuses;
+                mixed pictures, which the task has no targets for, are switched off with them.
+        """
+        task = class_of(self.model.task)
+        refused_losses = {
+            f"model.distill_losses.{name}": class_of(node)
+            for name, node in (self.model.distill_losses or {}).items()
+            if loss_refused_by(task, class_of(node))
+        }
+        if not refused_losses or not self.model.student.head:
+            return
+        remedy = [f"{key}={ALLOWED_LOSSES[task][0]}" for key in refused_losses]
+        if task in WITHOUT_MIXING:
+            mixing = [name for name in ("mixup", "cutmix") if getattr(self.data.augment, name, 0)]
+            remedy += [f"data.augment.{name}=0" for name in mixing]
+        key, loss = next(iter(refused_losses.items()))
+        raise UserError(f"{key}: {loss} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")

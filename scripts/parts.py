@@ -16,8 +16,8 @@ from datetime import timedelta
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,11 +25,7 @@ sys.path.insert(0, str(ROOT))
 import pytorch_lightning  # noqa: E402
 
 import kd  # noqa: E402
-from kd.config.kinds import (  # noqa: E402
-    AnyClass,
-    Range,
-    members,
-)
+from kd.config.kinds import AnyClass, Range  # noqa: E402
 from kd.run.keys import first_sentence  # noqa: E402
 
 TABLE = ROOT / "kd" / "config" / "parts.json"
@@ -206,7 +202,7 @@ def text_of(kind: Any) -> str:
             if limits
             else text_of(inside)
         )
-    several = members(kind)
+    several = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if len(several) > 1:
         return " | ".join(dict.fromkeys(map(text_of, several)))
     if get_origin(kind) is Literal:

@@ -14,9 +14,9 @@ from kd.cli import train_main
 from kd.config import parts as listed
 from kd.errors import UserError
 from kd.run import keys
+from kd.run.checks import READERS
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes
-from kd.run.unread import READERS
 from scripts.house import tree_of
 from tests._helpers import ARCH, ROOT, TINY, write_recipe
 

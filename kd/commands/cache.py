@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kd.config.kinds import checked_group
 from kd.errors import UserError
+from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, refuse_others, refuse_words, take
-from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import AskSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kd.config.kinds import checked_group
 from kd.errors import UserError, plain
-from kd.run.options import CommandOptions, take_options
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import finished_at
@@ -26,6 +26,7 @@ The card leaves out what the run does not have: kd-eval, kd-latency and kd-expor
 class CardOptions(CommandOptions):
     """What ``kd-card`` is given."""
 
+    WORDS = (1, 1)
     license: str | None = None
     """Of the student's weights, as the Hugging Face hub names it (apache-2.0)."""
     teacher_license: str | None = None
@@ -39,8 +40,8 @@ class CardOptions(CommandOptions):
 OPTIONS = CardOptions
 
 
-def run(request: Request) -> int | None:
-    """Writes the model card of a finished run, and prints the files; returns the exit status, None to show the help.
+def run(request: Request, options: CardOptions) -> int:
+    """Writes the model card of a finished run, and prints the files; returns the exit status.
 
     Licences that were not given are named on stderr; the card says that they are not stated.
 
@@ -48,12 +49,9 @@ def run(request: Request) -> int | None:
         UserError: no finished run, a key that a card does not take, a folder of ``out=`` that does not exist, or files of
             the run that hold other values than a run records.
     """
-    if "help" in request.flags or len(request.rest) != 1:
-        return None
     from kd.report.card import card
     from kd.report.records import read_run
 
-    options = take_options(CardOptions, request)
     licences = {
         name: getattr(options, name) for name in ("license", "teacher_license", "data_license")
     }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kd.errors import UserError
 from kd.run.eval_options import EvalOptions
+from kd.run.needs import check_models
 from kd.run.options import take_options
-from kd.run.present import check_models
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.objects import is_url
@@ -111,7 +111,7 @@ def _options(request: Request) -> EvalOptions:
         UserError: a key that is unknown or excludes another, or models, pictures or an output that can't be used.
     """
     of_files = _take_file_settings(request)
-    options = take_options(EvalOptions, request, "data")
+    options = take_options(EvalOptions, request)
     options.of_files = of_files
     _check_out(options)
     if options.pays:

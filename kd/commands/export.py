@@ -9,7 +9,6 @@ from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.run.eval_options import CertificateOptions
 from kd.run.open import open_run
-from kd.run.options import take_options
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
@@ -42,6 +41,8 @@ class ExportOptions(CertificateOptions, ExportSettings):
         "max_drop": ("int8=true",),
     }
     EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {"fp16": ("int8",)}
+    OTHERS = "data"
+    WORDS = (1, 1)
     out: Path | None = None
     """Default: RUN_FOLDER/export/FORMAT, with _int8 or _fp16 after it."""
     margin: Annotated[float, Range("> 0 and < 100")] | None = None
@@ -73,22 +74,19 @@ def _formats_that(ability: str) -> str:
     return ", ".join(formats_with(ability))
 
 
-def run(request: Request) -> int | None:
+def run(request: Request, options: ExportOptions) -> int:
     """Exports a run's student and compares it with the student in torch; prints the comparison.
 
     The comparison is written to ``export/export.json`` in the run, whether the export is kept or not.
 
     Returns:
-        The exit status: 1 where the export differs too much and is not kept; None to show the help.
+        The exit status: 1 where the export differs too much and is not kept.
 
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
     """
-    if "help" in request.flags or len(request.rest) != 1:
-        return None
     from kd.ship.export.base import find_format
 
-    options = take_options(ExportOptions, request, "data")
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
     export_format = find_format(options.to)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from kd.config.kinds import Range, checked_group
 from kd.run.open import open_run
-from kd.run.options import CommandOptions, take_options
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.trust import made_here
 from kd.storage.of_weights import LATENCY, write_of_weights
@@ -31,6 +31,8 @@ UNSTEADY = 1.1
 class LatencyOptions(CommandOptions):
     """What ``kd-latency`` is given."""
 
+    OTHERS = "data"
+    WORDS = (1, 1)
     runtime: str | None = None
     """torch, and exports by their names below RUN_FOLDER/export (onnx, openvino, ...), with commas; int8: all of int8;
     default: torch and every export that is there, but Triton's, which runs the ONNX file."""
@@ -45,19 +47,17 @@ class LatencyOptions(CommandOptions):
 OPTIONS = LatencyOptions
 
 
-def run(request: Request) -> int | None:
+def run(request: Request, options: LatencyOptions) -> int:
     """Times a student, its exports and its teacher, prints the table and writes ``export/latency.json`` in the run.
 
     The run's ``report.html`` is written anew where there is one.
 
     Returns:
-        The exit status; None to show the help.
+        The exit status.
 
     Raises:
         UserError: no finished run, a wrong key, or a ``runtime`` that the run has no export for.
     """
-    if "help" in request.flags or len(request.rest) != 1:
-        return None
     from kd.machine import cores
     from kd.report.evaluated import latency_table
     from kd.report.html import write_report
@@ -66,7 +66,6 @@ def run(request: Request) -> int | None:
     from kd.report.tables import write_parts
     from kd.report.terminal import print_parts
 
-    options = take_options(LatencyOptions, request, "data")
     # ascending: the peak of memory is that of the batches so far
     batches = sorted({*options.batch})
     threads = sorted({*(options.threads or (1, cores()))})

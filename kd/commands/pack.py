@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from kd.config.kinds import Range, checked_group
-from kd.run.options import CommandOptions, refuse_words, take_options
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -20,6 +20,7 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 class PackOptions(CommandOptions):
     """What ``kd-pack`` is given beside the settings of a run."""
 
+    OTHERS = "run"
     out: str | None = None
     """A folder, or a URL that fsspec knows (s3://bucket/name; extra stream)."""
     short_side: Annotated[int, Range(">= 1 and < 1000000")] | None = None
@@ -29,7 +30,7 @@ class PackOptions(CommandOptions):
 OPTIONS = PackOptions
 
 
-def run(request: Request) -> int | None:
+def run(request: Request, options: PackOptions) -> int | None:
     """Writes the shards of ``train``, and of ``val`` where the source has one.
 
     Without one no picture is held out here: what trains on the pack does that.
@@ -40,11 +41,9 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: a mistake in the command line or the settings, or a place that can't be written.
     """
-    options = take_options(PackOptions, request, "run")
     out = options.out
-    if "help" in request.flags or not request.recipe or out is None:
+    if out is None:
         return None
-    refuse_words(request)
     run = Run.of(request)
     from kd.run.pictures import list_whole
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
+from kd.run.needs import check_pictures
 from kd.run.open import open_run
-from kd.run.options import CommandOptions, take_options
-from kd.run.present import check_pictures
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.objects import is_url
@@ -35,6 +35,8 @@ Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture coul
 class PredictOptions(CommandOptions):
     """What ``kd-predict`` is given."""
 
+    OTHERS = "data"
+    WORDS = (1, sys.maxsize)
     out: Path | None = None
     """Labels: FILE.csv, FILE.json or FILE.jsonl (default: a line a picture on the terminal); masks: a folder, of class ids
     (PICTURE.ids.png) and colours (PICTURE.colours.png); of a student without a classifier: FILE.npz with its features and
@@ -48,23 +50,20 @@ class PredictOptions(CommandOptions):
 OPTIONS = PredictOptions
 
 
-def run(request: Request) -> int | None:
+def run(request: Request, options: PredictOptions) -> int:
     """Writes, or prints, what a run's student says of pictures; those that can't be read are listed on stderr.
 
     Returns:
-        The exit status, 1 where no picture could be read; None to show the help.
+        The exit status, 1 where no picture could be read.
 
     Raises:
         UserError: no finished run, no pictures, or a wrong key.
     """
-    if "help" in request.flags or not request.rest:
-        return None
     _check_both(request.rest)
     request.rest[0] = str(finished_at(request.rest[0], "config.yaml"))  # fetched once
     check_pictures(request.rest[1:])
     from kd.ship.predict_words import answers_of, check_out, find_pictures
 
-    options = take_options(PredictOptions, request, "data")
     folder = Path(request.rest[0])
     config, _ = Run.settings(folder / "config.yaml", request)
     files = find_pictures(request.rest[1:], config["data"]["source"])

@@ -6,17 +6,16 @@ import os
 import shlex
 import stat
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from kd.config.kinds import Range
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.report.metric import format_metric
 from kd.report.records import is_run
-from kd.run.options import option, take
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.storage.cache_parts import PARTS, entries_of
 from kd.storage.checkpoints import holder_of
@@ -31,15 +30,14 @@ kd-runs: the runs in a folder, the newest first, and the cache; what may be dele
   kd-runs clean [RUNS_DIR] [older=DAYS]          what would be deleted, one line each; deletes nothing
   kd-runs clean [RUNS_DIR] [older=DAYS] --yes    deletes it
 
+{options}
+
 A run may go if it has no student, no checkpoint, and is not training. Of the cache go copies, what is made again when
 needed, and interrupted trainings of teachers, not trained teachers; nothing of it goes while a run in RUNS_DIR trains.
 Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column
 `delete` says `now` of what `clean` deletes, and `in 3 d` of what it deletes later.
 """
-FLAGS = (
-    "--json",
-    "--yes",
-)
+FLAGS = ("--json", "--yes")
 """Options that take no value."""
 DAYS = 7
 """Days without use after which ``clean`` deletes."""
@@ -47,46 +45,48 @@ OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
 """Keys of each run's settings."""
 PAGES = ("report.html", "comparison.html")
 """Files that ``kd-report`` writes, also of runs that it only reads: they make no run younger."""
-NUMBERS = ("teacher", "student", "images/s", "age", "MB")
-"""Columns that are set to the right."""
+TEXTS = ("run", "status", "metric", "limit", "delete")
+"""Columns that are set to the left."""
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
 """A run's row shows the first of these metrics that it has."""
-COLUMNS = (
-    "run",
-    "status",
-    "metric",
-    "teacher",
-    "student",
-    "images/s",
-    "limit",
-    "age",
-    "MB",
-    "delete",
-)
 
 
-def run(request: Request) -> int | None:
+@checked_group
+class RunsOptions(CommandOptions):
+    """What ``kd-runs`` is given."""
+
+    WORDS = (0, 2)
+    older: Annotated[float, Range(">= 0 and < 100000")] = DAYS
+    """Days without use after which ``clean`` deletes."""
+
+
+OPTIONS = RunsOptions
+
+
+def run(request: Request, options: RunsOptions) -> int:
     """Prints the runs below a folder, the latest first, and the cache; or (``clean``) what may go, and deletes it.
 
     Returns:
-        The exit status, 1 where something could not be deleted; None to show the help.
+        The exit status, 1 where something could not be deleted.
 
     Raises:
         UserError: no such folder, or a wrong word.
     """
-    if "help" in request.flags:
-        return None
-    if request.rest[:1] == ["clean"]:
-        return _clean(request)
-    if len(request.rest) > 1 or request.overrides or request.recipe:
-        raise UserError("takes one folder of runs, and --json (kd-runs RUNS_DIR --json)")
-    if "yes" in request.flags:
-        raise UserError("--yes goes with clean (kd-runs clean --yes)")
-    folder = Path(request.rest[0] if request.rest else "runs")
-    if request.rest and not folder.is_dir():
+    cleans = request.rest[:1] == ["clean"]
+    folders = request.rest[1:] if cleans else request.rest
+    if len(folders) > 1 or request.recipe or ("older" in options.given and not cleans):
+        words = "clean, RUNS_DIR, older=DAYS and --yes" if cleans else "RUNS_DIR and --json"
+        raise UserError(f"takes {words} (kd-runs --help)")
+    if request.flags & ({"json"} if cleans else {"yes"}):
+        raise UserError("--yes goes with clean, --json without it (kd-runs clean --yes)")
+    folder = Path(folders[0] if folders else "runs")
+    if folders and not folder.is_dir():
         raise UserError(
             f"folder {folder} not found (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"
         )
+    if cleans:
+        again = shlex.join(["kd-runs", *request.rest])
+        return _clean(folder, options.older, "yes" in request.flags, again)
     rows = _runs_below(folder)
     if "json" in request.flags:
         print(json.dumps(rows, indent=2))
@@ -95,8 +95,7 @@ def run(request: Request) -> int | None:
         _print(rows)
     else:
         print(f"no runs in {folder}")
-    trains = any(row["status"] == "training" for row in rows)
-    _print_cache(cache_dir(), trains)
+    _print_cache(cache_dir(), any(row["status"] == "training" for row in rows))
     return 0
 
 
@@ -109,16 +108,12 @@ def _runs_below(folder: Path) -> list[dict[str, Any]]:
     if is_run(folder):
         return [_described(folder)]
     rows = []
-    paths = [*folder.glob("*"), *folder.glob("*/*")]
-    for path in sorted(paths):
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         above = path.parent
-        is_below_link = above != folder and above.is_symlink()
-        if path.is_symlink() or is_below_link:
-            continue
-        if is_run(path):
+        is_link = path.is_symlink() or (above != folder and above.is_symlink())
+        if not is_link and is_run(path):
             rows.append(_described(path))
-    rows.sort(key=lambda row: -row["changed"])
-    return rows
+    return sorted(rows, key=lambda row: -row["changed"])
 
 
 def _print_cache(cache: Path, trains: bool) -> None:
@@ -136,15 +131,11 @@ def _print_cache(cache: Path, trains: bool) -> None:
     rows = []
     for name, part in PARTS.items():
         of_part = [entry for entry in entries if entry.part == name]
-        if of_part:
-            megabytes = sum(entry.size for entry in of_part) / 1e6
-            goes = "no"
-            if part.may_go:
-                free = [entry for entry in of_part if not (trains or entry.is_held)]
-                old = [entry for entry in free if _days_left(entry.used) == 0]
-                goes = f"{len(old)} of {len(of_part)}"
-            row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
-            rows.append(row)
+        old = [entry for entry in of_part if _days_left(entry.used) == 0 and not entry.is_held]
+        goes = f"{0 if trains else len(old)} of {len(of_part)}" if part.may_go else "no"
+        megabytes = sum(entry.size for entry in of_part) / 1e6
+        row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
+        rows += [row] if of_part else []
     size = sum(entry.size for entry in entries) / 1e6
     print(f"cache: {cache}, {size:,.1f} MB (KD_CACHE; kd-runs clean lists what may go)")
     columns = ["part", "entries", "MB", "content", "delete now", "what its loss costs"]
@@ -152,29 +143,24 @@ def _print_cache(cache: Path, trains: bool) -> None:
     print_table(None, columns, rows, left=left, width=160)
 
 
-def _clean(request: Request) -> int:
-    """Lists what may go, one line each, and deletes it with ``--yes``.
+def _clean(runs: Path, days: float, deletes: bool, again: str) -> int:
+    """Lists what may go, one line each, and deletes it.
+
+    Args:
+        runs: the folder of runs.
+        days: without use.
+        deletes: else it is only listed.
+        again: the command line.
 
     Returns:
         The exit status: 1 where something could not be deleted.
-
-    Raises:
-        UserError: no such folder, or a wrong word.
     """
-    _, *folders = request.rest
-    kind = Annotated[float, Range(">= 0 and < 100000")]
-    days = option(take(request, "older"), "older", kind, DAYS)
-    if len(folders) > 1 or request.overrides or request.recipe or "json" in request.flags:
-        raise UserError("clean takes one folder of runs, older=DAYS and --yes")
-    runs = Path(folders[0] if folders else "runs")
-    if folders and not runs.is_dir():
-        raise UserError(f"folder {runs} not found")
-    deletes = "yes" in request.flags
     status = 0
     size = 0
     goes = _may_go(runs, cache_dir(), time.time() - days * 86_400)
     for path, bytes_of_path, why, locks in goes:
         line = f"{path}  {bytes_of_path / 1e6:,.1f} MB  {why}"
+        size += bytes_of_path
         if deletes:
             try:
                 for name in (path, *locks):
@@ -183,8 +169,7 @@ def _clean(request: Request) -> int:
             except OSError as error:
                 line = f"{path}: can't be deleted: {error.strerror}"
                 status = 1
-                bytes_of_path = 0
-        size += bytes_of_path
+                size -= bytes_of_path
         print(on_terminal(line))
     if not goes:
         recent = f"; what was used in the last {days:g} days stays (older=DAYS)" if days else ""
@@ -192,13 +177,9 @@ def _clean(request: Request) -> int:
     elif deletes:
         print(f"{size / 1e6:,.1f} MB deleted")
     else:
-        again = " ".join(["kd-runs", *map(shlex.quote, request.rest)])
-        chosen = ""
-        if days != DAYS:
-            chosen = f" older={days:g}"
-        print(
-            f"{size / 1e6:,.1f} MB in all; nothing is deleted yet: {again}{chosen} --yes deletes them"
-        )
+        chosen = "" if days == DAYS else f" older={days:g}"
+        ends = f"nothing is deleted yet: {again}{chosen} --yes deletes them"
+        print(f"{size / 1e6:,.1f} MB in all; {ends}")
     return status
 
 
@@ -307,43 +288,22 @@ def _print(rows: list[dict[str, Any]]) -> None:
     """
     from kd.report.terminal import print_table
 
-    cells = []
+    table = []
     for row in rows:
-        scores = []
+        metric, rate = row["metric"], row["images_per_s"]
+        cells = {name: row[name] or "" for name in ("run", "status", "metric")}
         for model in ("teacher", "student"):
-            score = row[model]
-            scores.append("" if score is None else format_metric(row["metric"], score))
-        images_per_s = row["images_per_s"]
-        limit = row["limit"]
-        if len(limit) > 24:  # a sentence: "no steps were recorded", for example
-            limit = ""
-        cells.append(
-            [
-                row["run"],
-                row["status"],
-                row["metric"] or "",
-                *scores,
-                "" if images_per_s is None else f"{images_per_s:,.0f}",
-                limit,
-                _age(time.time() - row["changed"]),
-                f"{row['bytes'] / 1e6:,.1f}",
-                _when_it_goes(row),
-            ]
-        )
-    left = [column for column in COLUMNS if column not in NUMBERS]
-    print_table(None, COLUMNS, cells, left=left, width=160)
-
-
-def _when_it_goes(row: Mapping[str, Any]) -> str:
-    """When ``kd-runs clean`` deletes a run, by :data:`DAYS`: ``now``, or ``in 3 d``; "" where it never does.
-
-    Args:
-        row: of :func:`_described`.
-    """
-    if not row["safe_to_delete"]:
-        return ""
-    days = _days_left(row["changed"])
-    return f"in {days} d" if days else "now"
+            cells[model] = "" if row[model] is None else format_metric(metric, row[model])
+        cells["images/s"] = "" if rate is None else f"{rate:,.0f}"
+        # a sentence is none: "no steps were recorded", for example
+        cells["limit"] = row["limit"] if len(row["limit"]) <= 24 else ""
+        cells["age"] = _age(time.time() - row["changed"])
+        cells["MB"] = f"{row['bytes'] / 1e6:,.1f}"
+        days = _days_left(row["changed"])
+        goes = f"in {days} d" if days else "now"
+        cells["delete"] = goes if row["safe_to_delete"] else ""
+        table.append(cells)
+    print_table(None, [*table[0]], [[*cells.values()] for cells in table], left=TEXTS, width=160)
 
 
 def _age(seconds: float) -> str:

@@ -8,8 +8,8 @@ from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.fleet.scaling.measure import ScalingPlan, reading
 from kd.machine import cores
-from kd.run.options import CommandOptions, refuse_words, take_options
-from kd.run.present import check_present
+from kd.run.needs import check_present
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.checkpoints import claim
@@ -33,6 +33,7 @@ formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/sca
 class ScaleOptions(CommandOptions):
     """What ``kd-scale`` is given beside the settings of a run."""
 
+    OTHERS = "run"
     processes: Annotated[list[int], Range("> 0")] = field(default_factory=lambda: [1, 2])
     """Training processes to measure with, each with a GPU of its own, or on CPUs."""
     strategies: list[Literal["ddp", "zero", "fsdp"]] = field(default_factory=lambda: ["ddp"])
@@ -46,20 +47,14 @@ class ScaleOptions(CommandOptions):
 OPTIONS = ScaleOptions
 
 
-def run(request: Request) -> int | None:
-    """Measures, predicts, writes the page; returns the exit status, None to show the help.
+def run(request: Request, options: ScaleOptions) -> int:
+    """Measures, predicts, writes the page; returns the exit status.
 
     A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
 
     Raises:
         UserError: a mistake in the command line or the settings, or a short run that fails.
     """
-    if "help" in request.flags or not request.recipe:
-        return None
-    refuse_words(request)
-    if request.value_of("network") is not None:
-        raise UserError("network: is not assumed any more; gpus=N predicts from what was measured")
-    options = take_options(ScaleOptions, request, "run")
     processes = sorted({1, *options.processes})
     if len(processes) < 2:
         raise UserError("processes: must name more than one number, as in processes=1,2,4")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from kd.config.kinds import Like, Range, checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
-from kd.run.options import CommandOptions, take_options
+from kd.run.options import CommandOptions, read
 from kd.run.request import Request
 from kd.ship.serving.limits import Limits
 from kd.storage.of_weights import export_at, on_stderr
@@ -42,6 +42,8 @@ class ServedModel(CommandOptions):
     """What is served, and where."""
 
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"defer": ("teacher=true",)}
+    OTHERS = "data"
+    WORDS = (1, 1)
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is any."""
     port: Annotated[int, Range(">= 0 and < 65536")] = 8000
@@ -70,16 +72,14 @@ class ServeOptions(Limits, ServedModel):
 OPTIONS = ServeOptions
 
 
-def run(request: Request) -> int | None:
-    """Serves a student until SIGTERM or Ctrl-C; returns the exit status, None to show the help.
+def run(request: Request, options: ServeOptions) -> int:
+    """Serves a student until SIGTERM or Ctrl-C; returns the exit status.
 
     The port is taken before the models are loaded and tried out; the address is printed once all are ready.
 
     Raises:
         UserError: a missing extra, no such model, a wrong key, a port in use, or a model that fails on a trial picture.
     """
-    if "help" in request.flags or len(request.rest) != 1:
-        return None
     from kd.ship.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
@@ -89,7 +89,6 @@ def run(request: Request) -> int | None:
     from kd.ship.serving.app import Server
     from kd.ship.serving.run import bind, serve
 
-    options = take_options(ServeOptions, request, "data")
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     rule = _rule(request, options)
     # first, as an export takes long and a port that is taken would be reported after it
@@ -145,11 +144,10 @@ def _model(request: Request, int8: bool) -> Path:
 
         if not (place / "student.safetensors").is_file():
             raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
-        settings = ["to=onnx"]
-        if int8:
-            settings.append("int8=true")
-        settings += request.overrides
-        if export.run(replace(request, rest=[str(place)], overrides=settings)):
+        words = ["to=onnx", f"int8={str(int8).lower()}", *request.overrides]
+        to_export = replace(request, rest=[str(place)], overrides=words)
+        options = read(export.ExportOptions, to_export)
+        if options is None or export.run(to_export, options):
             raise UserError(f"{place}: its export was not kept, see above")
         file = export_at(place, name, on_stderr)
         assert file is not None, "it was kept"

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.sizing.plan import SizeOptions, plan
+from kd.fleet.sizing.plan import SizeOptions, check_plan
+from kd.run.needs import check_present
 from kd.run.open import open_run
 from kd.run.options import refuse_others, refuse_words
-from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
@@ -30,7 +30,7 @@ config=FILE. After any stop, run the same command again to resume: what was meas
 OPTIONS = SizeOptions
 
 
-def run(request: Request) -> int | None:
+def run(request: Request, options: SizeOptions) -> int | None:
     """Looks for a student's size; of a run's folder, times its student for the search that has its size.
 
     Returns:
@@ -39,12 +39,12 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: a mistake in the command line or the settings.
     """
-    if "help" in request.flags or not (request.recipe or request.rest):
-        return None
-    refuse_words(request, most=0 if request.recipe else 1)
-    if request.rest:
+    if request.rest and not request.recipe:
         return _compare(request.rest[0], request)
-    sizes, folder = sized(request)
+    refuse_words(request)
+    if not request.recipe:
+        return None
+    sizes, folder = sized(request, options)
     from kd.fleet.sizing.page import show
 
     show(sizes)
@@ -58,18 +58,19 @@ def run(request: Request) -> int | None:
     return 0
 
 
-def sized(request: Request) -> tuple[dict[str, Any], Path]:
+def sized(request: Request, options: SizeOptions) -> tuple[dict[str, Any], Path]:
     """Searches by a command line: the content of ``sizes.json``, and the folder that it was written to.
 
     A teacher without weights is trained first. Prints no table.
 
     Args:
-        request: with a recipe; loses the command's own keys.
+        request: with a recipe, without the command's own keys.
+        options: these.
 
     Raises:
         UserError: a mistake in the command line or the settings, or a budget that no candidate meets.
     """
-    planned = plan(request)
+    check_plan(options)
     run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.fleet.sizing.page import write
@@ -77,7 +78,7 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
-    search = SizeSearch(run, planned)
+    search = SizeSearch(run, options)
     sizes = search.measure()
     return sizes, write(sizes, claim(search.folder))
 

@@ -13,13 +13,14 @@ from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import cache_dir, in_job, log_nccl
 from kd.run import keys
 from kd.run.files import as_yaml
-from kd.run.needs import check_downloads, check_needs, teachers_in
+from kd.run.needs import check_downloads, check_named, check_needs
+from kd.run.options import read
 from kd.run.paths import SETTINGS, listed, listing, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
-from kd.run.present import check_named
 from kd.run.request import Request, merge
 from kd.run.resolve import without_nulls
 from kd.run.run import Run
+from kd.settings import teachers_in
 from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
 
@@ -87,7 +88,8 @@ def run(request: Request) -> int:
         serve_items = sagemaker.endpoint_items()
         if serve_items:  # SageMaker has started an endpoint's container
             to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
-            return import_module("kd.commands.serve").run(to_serve)
+            serve = import_module("kd.commands.serve")
+            return serve.run(to_serve, read(serve.OPTIONS, to_serve))
     container = sagemaker.container()
     if container:
         _take_over(container, request)

@@ -23,6 +23,7 @@ repeats the best run, journal.log is Optuna's: optuna-dashboard, a package of it
 kill, run the same command again to resume; given on several machines that share the folder, they search together.
 """
 
+
 OPTIONS = TuneOptions
 
 

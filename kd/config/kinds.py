@@ -5,10 +5,10 @@ A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, R
 """
 
 import dataclasses
-import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -40,17 +40,19 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from kd.config.suggest import near
+from kd.config.suggest import near, timm_names
 from kd.errors import UserError
 
 # by the sign in a Range's text
 COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 CONFIG = ConfigDict(
-    extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True
-)
-"""Of all groups: a number may be text (a folder called 7), NaN and infinity are no numbers."""
+    extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True,
+    use_attribute_docstrings=True,
+)  # fmt: skip
+"""Of all groups: a number may be text (a folder called 7), NaN and infinity are no numbers; the text under a field is its
+description."""
 TAKE_WORDS = ("strategy", "profiler", "plugin", "logger")
-"""Kinds of classes whose settings also take Lightning's words: ddp, simple, gpu."""
+"""Kinds of classes whose settings also take Lightning's words (ddp, simple, gpu), or a truth value."""
 TYPES: dict[object, str] = {
     int: "a whole number",
     float: "a number",
@@ -60,6 +62,7 @@ TYPES: dict[object, str] = {
     list: "a list",
     tuple: "a list",
 }
+"""What types are called."""
 Handler: TypeAlias = Callable[[object], Any]
 Value: TypeAlias = Any
 """What YAML can hold, or what a setting is made of it."""
@@ -120,6 +123,9 @@ def duration(value: object) -> timedelta:
     return TypeAdapter(timedelta).validate_python(value)
 
 
+TYPES[Duration] = "a duration (0:30:00, or seconds)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Numbers that a setting takes, of a list or dict each of its members; goes into the type's ``Annotated``.
@@ -136,11 +142,11 @@ class Range:
 
         Of a list or dict each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
         """
-        several = [value]
+        several: Iterable[object] = [value]
         if isinstance(value, dict):
-            several = list(value.values())
+            several = value.values()
         elif isinstance(value, list | tuple):
-            several = list(value)
+            several = value
         numbers = [one for one in several if isinstance(one, int | float)]
         for part in self.text.split(" and "):
             sign, limit = part.split()
@@ -167,7 +173,46 @@ class Like:
         text = isinstance(value, str | int | float) and not isinstance(value, bool)
         return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
 
+    @property
+    def words(self) -> list[str]:
+        """Those alternatives of the pattern that the message names."""
+        patterns = self.pattern.split("|")
+        return [word for word in re.findall(r"\w+", self.text) if word in patterns]
 
+
+@dataclasses.dataclass(frozen=True)
+class TimmName:
+    """Names of timm's models or optimizers, read from its source."""
+
+    part: Literal["models", "optim"]
+    also: tuple[str, ...] = ()
+    """Further names."""
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a name that timm lacks; "" for a name with a hub's prefix, and without timm."""
+        name, known = str(value).removeprefix("timm/"), self.words
+        timm = sys.modules.get(
+            "timm"
+        )  # where it is imported, models of one's own may be registered
+        if self.part == "optim":
+            is_known = name in known
+        else:
+            is_known = (
+                ":" in name or name.partition(".")[0] in known or bool(timm and timm.is_model(name))
+            )
+        if is_known or value in (None, "", *self.also) or not known:
+            return ""
+        if self.part == "optim":
+            return "must be one of timm's optimizers"
+        return "must be one of timm's models (builder=CLASS takes one of your own)"
+
+    @property
+    def words(self) -> list[str]:
+        """The names."""
+        return sorted(timm_names(self.part))
+
+
+Limit: TypeAlias = Range | Like | TimmName
 TimeLimit: TypeAlias = Annotated[
     str | dict[str, int],
     Like(r"\d{1,6}(:\d{1,6}){3}", "must be DAYS:HOURS:MINUTES:SECONDS, each below 1000000"),
@@ -176,15 +221,18 @@ TimeLimit: TypeAlias = Annotated[
 """As Lightning's Timer takes it: a text, or ``timedelta``'s arguments by name."""
 
 
-def members(kind: object) -> tuple[Any, ...]:
-    """The types of a union, in order; of any other type itself.
+def parts_of(kind: object) -> Iterator[Any]:
+    """What a type is made of: the members of unions, also of those in it, and the marks of ``Annotated``; of what a
+    container holds nothing.
 
-    >>> members(int | None), members(dict[str, int])
-    ((<class 'int'>, <class 'NoneType'>), (dict[str, int],))
+    >>> [*parts_of(Annotated[int, Range("> 0")] | list[float] | None)]
+    [<class 'int'>, Range(text='> 0'), list[float], <class 'NoneType'>]
     """
-    if get_origin(kind) in (Union, UnionType):
-        return get_args(kind)
-    return (kind,)
+    if get_origin(kind) in (Union, UnionType, Annotated):
+        for part in get_args(kind):
+            yield from parts_of(part)
+    else:
+        yield kind
 
 
 def plain_members(kind: object) -> list[Any]:
@@ -193,27 +241,25 @@ def plain_members(kind: object) -> list[Any]:
     >>> plain_members(Annotated[int, Range("> 0")] | list[float])
     [<class 'int'>, list[float]]
     """
-    found: list[Any] = []
-    for part in members(kind):
-        if get_origin(part) is Annotated:
-            found += plain_members(get_args(part)[0])
-        else:
-            found.append(part)
-    return found
+    return [part for part in parts_of(kind) if not isinstance(part, AnyClass | Limit)]
+
+
+def marks_in(kind: object) -> Iterator[Any]:
+    """All marks in a type, also of what its containers hold."""
+    yield from getattr(kind, "__metadata__", ())
+    for part in get_args(kind):
+        yield from marks_in(part)
 
 
 def words_in(kind: object) -> list[object]:
     """The words (members of ``Literal``) that a type takes; those of a container's entries are none of its own."""
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    if get_origin(kind) in (dict, list, tuple):
-        return []
-    return [word for part in get_args(kind) for word in words_in(part)]
+    literals = [part for part in parts_of(kind) if get_origin(part) is Literal]
+    return [word for literal in literals for word in get_args(literal)]
 
 
 def inner_kind(kind: object, container: type) -> object:
     """The type of what a dict or list holds (``container``: which of the two); ``Any`` where nothing is said of it."""
-    for part in plain_members(kind):
+    for part in parts_of(kind):
         if get_origin(part) is container and get_args(part):
             return get_args(part)[-1]
     return Any
@@ -221,24 +267,13 @@ def inner_kind(kind: object, container: type) -> object:
 
 def class_in(kind: object) -> AnyClass | None:
     """The mark of a type that takes a class (:class:`AnyClass`), alone or in a union or container; else None."""
-    for part in (*getattr(kind, "__metadata__", ()), *map(class_in, get_args(kind))):
-        if isinstance(part, AnyClass):
-            return part
-    return None
+    return next((mark for mark in marks_in(kind) if isinstance(mark, AnyClass)), None)
 
 
 def group_in(kind: object) -> type | None:
     """The group of settings that a type takes; None where it takes none."""
-    for part in members(kind):
-        if isinstance(part, type) and dataclasses.is_dataclass(part):
-            return part
-    return None
-
-
-def holds_settings(kind: object) -> bool:
-    """Whether a type takes a group, a class, or a dict of these: what is wrong below it has a key of its own."""
-    inner = inner_kind(kind, dict)
-    return any(group_in(one) is not None or class_in(one) is not None for one in (kind, inner))
+    groups = (p for p in parts_of(kind) if isinstance(p, type) and dataclasses.is_dataclass(p))
+    return next(groups, None)
 
 
 def shown(kind: object) -> str:
@@ -264,45 +299,26 @@ def check(kind: object, value: object, handler: Handler, parts: PartChecker | No
         ValueError: the type refuses it; the text follows the setting's key.
         ValidationError: something below it is refused.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"must be a finite number, got {value}")
     mark = class_in(kind)
-    if parts is not None and mark is not None and inner_kind(kind, dict) is Any:
-        takes_word = mark.kind in TAKE_WORDS and not isinstance(value, Mapping | list)
-        if value is not None and not takes_word:
+    if parts is not None and mark and inner_kind(kind, dict) is Any:
+        takes_any = value is None or mark.kind in TAKE_WORDS
+        if isinstance(value, Mapping | list) or not takes_any:
             return parts.part(value, mark.kind)
+    words = allowed_words(kind)
     try:
         checked = handler(spelled(kind, value))
     except ValidationError as error:
-        if holds_settings(kind) and (isinstance(value, Mapping) or group_in(type(value))):
+        kinds = [part for part in plain_members(kind) if part is not NoneType]
+        if group_in(kind) or (len(kinds) == 1 and error.errors()[0]["loc"]):
             raise
-        _check_entries(kind, value)
-        raise ValueError(refusal(kind, value) + near(value, allowed_words(kind))) from error
+        problem = "can't be null" if value is None else f"must be {in_words(kind)}, got '{value}'"
+        raise ValueError(problem + near(value, words)) from error
     for limit in limits(kind):
         problem = limit.refuses(checked)
         if problem:
             got = f"'{value[:80]}'" if isinstance(value, str) else value
-            raise ValueError(f"{problem}, got {got}{near(value, allowed_words(kind))}")
+            raise ValueError(f"{problem}, got {got}{near(value, words)}")
     return checked
-
-
-def _check_entries(kind: object, value: object) -> None:
-    """Refuses a dict or list for the first of its entries that is wrong, where the type takes one.
-
-    Raises:
-        ValidationError: of a dict's entry, below its name.
-        ValueError: of a list's.
-    """
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            problem = wrong(inner_kind(kind, dict), inner)
-            if problem:
-                raise refused(str(name), problem)
-    elif isinstance(value, list):
-        for inner in value:
-            problem = wrong(inner_kind(kind, list), inner)
-            if problem:
-                raise ValueError(f"each {problem}")
 
 
 def spelled(kind: object, value: object) -> object:
@@ -332,60 +348,35 @@ def refused(name: str, problem: str) -> ValidationError:
     return ValidationError.from_exception_data("", [{"type": error, "loc": place, "input": None}])
 
 
-def refusal(kind: object, value: object) -> str:
-    """What is said of a value that a type does not take, after its key."""
-    if group_in(kind) is not None:
-        return f"has settings of its own ({{own}}), got '{'null' if value is None else value}'"
-    if value is None:
-        return "can't be null"
-    return f"must be {in_words(kind)}, got '{value}'"
-
-
 def in_words(kind: object) -> str:
-    """What a type takes, in words: ``a whole number or one of auto``."""
-    return " or ".join(dict.fromkeys(_words(kind)))
-
-
-def _words(kind: object) -> list[str]:
-    """The names of a type's parts, for "must be X or Y"; words of a Literal are listed, null in a union is left out."""
-    if len(members(kind)) > 1:
-        return [word for part in members(kind) if part is not NoneType for word in _words(part)]
-    if get_origin(kind) is Annotated:
-        takes_class = any(isinstance(mark, AnyClass) for mark in get_args(kind))
-        return ["a class"] if takes_class else _words(get_args(kind)[0])
-    if get_origin(kind) is Literal:
-        values = dict.fromkeys(map(str, get_args(kind)))
-        return [f"one of {', '.join(values)}"]
-    plain = get_origin(kind) or kind
-    if plain is Any:
-        return ["any value"]
-    if plain is tuple and ... not in get_args(kind):
-        return [f"a list of {len(get_args(kind))}"]
-    if plain is Duration:
-        return ["a duration (0:30:00, or seconds)"]
-    return [TYPES.get(plain, getattr(plain, "__name__", str(plain)))]
+    """What a type takes, in words: ``a whole number or one of auto``; null in a union is left out."""
+    takes_class = any(isinstance(part, AnyClass) for part in parts_of(kind))
+    types = {**TYPES, Any: "a class" if takes_class else "any value"}
+    words: dict[str, None] = {}
+    for part in plain_members(kind):
+        plain = get_origin(part) or part
+        word = types.get(plain, getattr(plain, "__name__", str(plain)))
+        if plain is Literal:
+            word = f"one of {', '.join(dict.fromkeys(map(str, get_args(part))))}"
+        elif plain is tuple and ... not in get_args(part):
+            word = f"a list of {len(get_args(part))}"
+        if part is not NoneType:
+            words[word] = None
+    return " or ".join(words)
 
 
 def allowed_words(kind: object) -> list[str]:
-    """The words that a type takes, for a suggestion: of each ``Literal``, and those alternatives of the pattern of a
-    ``Like`` that its message names.
-    """
+    """The words that a type takes, for a suggestion: of each ``Literal``, and those of its limits."""
     words = [str(word) for word in words_in(kind)]
     for limit in limits(kind):
-        if isinstance(limit, Like):
-            patterns = limit.pattern.split("|")
-            words += [word for word in re.findall(r"\w+", limit.text) if word in patterns]
+        if isinstance(limit, Like | TimmName):
+            words += limit.words
     return words
 
 
-def limits(kind: object) -> list[Range | Like]:
+def limits(kind: object) -> list[Limit]:
     """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also those in its parts; [] without any."""
-    all_limits = [
-        mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Range | Like)
-    ]
-    for part in get_args(kind):
-        all_limits += limits(part)
-    return all_limits
+    return [mark for mark in marks_in(kind) if isinstance(mark, Limit)]
 
 
 @cache
@@ -426,17 +417,26 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
     Raises:
         UserError: it is one already.
     """
-    first = error.errors()[0]
-    place = [str(name) for name in first["loc"]] or [""]
+    first, *others = error.errors()
+    for other in others:  # of a union the part that comes furthest
+        if other["loc"][:1] == first["loc"][:1] and len(other["loc"]) > len(first["loc"]):
+            first = other
+    names = [str(name) for name in first["loc"]]
+    *above, last = [name for name in names if name != "float" and "[" not in name] or [""]
+    place = ".".join(above)
     if first["type"] == "missing":
-        *above, last = place
-        return ".".join(above), f"needs {last}"
-    context = first.get("ctx", {})
-    mistake = context.get("error")
+        return place, f"needs {last} ({last}=VALUE)"
+    mistake = first.get("ctx", {}).get("error")
     if isinstance(mistake, UserError):
         raise mistake from error
     problem = str(mistake or first["msg"])
-    return ".".join(place), problem
+    if problem.startswith("Input should be"):
+        problem = problem.replace("Input should be", "must be")
+        problem = re.sub(", unable to .*", "", problem)
+        problem += f", got '{first['input']}'"
+    if last.isdecimal():  # of a list
+        return place, f"each {problem}"
+    return f"{place}.{last}".lstrip("."), problem
 
 
 # -- groups of settings --------
@@ -446,6 +446,18 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
 def kinds_of(group: type) -> dict[str, Any]:
     """The types of a group's fields, by name."""
     return get_type_hints(group, include_extras=True)
+
+
+def texts_of(group: type) -> dict[str, str]:
+    """What is written below each field of a group, by the field's name, in one line; "" where nothing is."""
+    texts: dict[str, str] = {}
+    bases: list[Any] = [*reversed(group.__mro__[:-1])]
+    for base in bases:  # a class knows those of its own fields alone
+        for name, field in base.__pydantic_fields__.items():
+            words = (field.description or "").split()
+            text = " ".join(words)
+            texts[name] = text or texts.get(name, "")
+    return texts
 
 
 Group = TypeVar("Group", bound=type)

@@ -7,7 +7,7 @@ needs the user's ``trust=``. ``kd-train --list classes`` prints it. The list is 
 
 import json
 from ast import literal_eval
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from kd.config.kinds import (
     inner_kind,
     shown,
 )
+from kd.config.suggest import as_question, near, nearest
 
 FILE = Path(__file__).with_name("parts.json")
 """The list."""
@@ -195,6 +196,65 @@ def kind_of(annotation: object) -> str:
     """The kind of class that a type takes; empty where it takes none, or several by name."""
     mark = None if class_in(inner_kind(annotation, dict)) else class_in(annotation)
     return mark.kind if mark else ""
+
+
+def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
+    """The message for an unknown class in the place of a setting, without the setting's key: it ends in the name that is
+    spelt most alike, or where none is in what the place takes.
+
+    Args:
+        kind: what the place takes (``loss``); "": the place takes no class of the list.
+        given: the unknown name, short or a class path.
+        in_module: the classes of the module that a class path names; empty: they are not known.
+    """
+    module, _, short_name = given.rpartition(".")
+    of_user = module != "" and not module.startswith("kd.")
+    known = sorted(one.short for one in of_kind(kind))
+    near_in_module = [f"{module}.{name}" for name in nearest(short_name, in_module)]
+    near_names = near(short_name, [*known, *lightnings(kind)])
+    suggestion = as_question(near_in_module) or near_names
+    what = "class"
+    if kind == "source" and not module:
+        what = "class or folder"
+    allowed = ""
+    if of_user:
+        if in_module:
+            allowed = f" ({module} has {_few(in_module)})"
+    elif module_of(kind) or not known:
+        allowed = " (a class path: package.Class)"
+    else:
+        allowed = f" (ours: {_few(known)}; kd-train --list classes; others by their class path)"
+    return f"no {what} '{given}'{suggestion or allowed}"
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names with commas between; of more than twelve the first three and dots."""
+    return ", ".join(names if len(names) <= 12 else [*names[:3], "..."])
+
+
+def unknown_class(kind: str, given: str, is_name: bool = True) -> str:
+    """What is wrong with the name of a class that is not listed; "" for one that is imported when it is built.
+
+    That is any path outside kd, one in a module of kd that has no listed class, and a name of :func:`lightnings`.
+
+    Args:
+        kind: as of :func:`no_class`.
+        given: likewise.
+        is_name: it may name a class of Python at all.
+    """
+    module = given.rpartition(".")[0]
+    modules = {one.name.rpartition(".")[0] for one in classes()}
+    of_kd = module == "" or module in modules
+    is_open = not of_kd or given in lightnings(kind) or "${" in given
+    if is_name and is_open:
+        return ""
+    return no_class(kind, given[:80])
+
+
+def class_of(node: object) -> str:
+    """The short name of one of kd's classes in settings; "" for anything else."""
+    path = str(node.get("class_path")) if isinstance(node, dict) else ""
+    return path.rpartition(".")[2] if path.startswith("kd.") else ""
 
 
 def described() -> str:

@@ -2,8 +2,10 @@
 
 import difflib
 import json
+import re
 from collections.abc import Container, Iterable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,28 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     return as_question(names) or " (kd-train --keys)"
 
 
+@cache
+def timm_names(part: str) -> frozenset[str]:
+    """Names of timm's models, or of its optimizers, from its source: timm, which imports torch, is not imported.
+
+    Empty without timm, or where its source is written in another way.
+
+    Args:
+        part: ``optim`` or ``models``.
+    """
+    timm = find_spec("timm")
+    if timm is None:
+        return frozenset()
+    root = Path(next(iter(timm.submodule_search_locations or ())))
+    files = [root / "optim" / "_optim_factory.py"]
+    pattern = r"^\s+name=[\"'](\w+)[\"']"
+    if part == "models":
+        files = [*(root / "models").glob("*.py")]
+        pattern = r"^@register_model\s*\n(?:@.*\n)*def (\w+)"
+    texts = [file.read_text("utf-8") for file in files if file.is_file()]
+    return frozenset(name for text in texts for name in re.findall(pattern, text, re.M))
+
+
 def near(given: object, names: Iterable[str], most: int = 1) -> str:
     """The names that are spelt alike, as the end of a message; "" where none is.
 
@@ -171,17 +195,21 @@ def near(given: object, names: Iterable[str], most: int = 1) -> str:
 
 def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
     """The names that begin with what was given, the shortest first, or else those that are spelt like it; at most
-    ``most``.
+    ``most``. A hyphen is an underscore; names without dots are compared with what is before the first one.
     """
-    known = {name.lower(): name for name in names}
-    text = str(given).lower()
-    begin = sorted(
-        (name for name in known if text and name.startswith(text)),
-        key=lambda name: (len(name), name),
-    )
-    return [
-        known[name] for name in (begin or difflib.get_close_matches(text, known, most, 0.6))[:most]
-    ]
+    known = {}
+    for name in names:
+        plain = name.lower().replace("-", "_")
+        known[plain] = name
+    text = str(given).lower().replace("-", "_")
+    has_dots = any("." in name for name in known)
+    if not has_dots:
+        text, _, _ = text.partition(".")
+    found = [name for name in known if text and name.startswith(text)]
+    found.sort(key=lambda name: (len(name), name))
+    if not found:
+        found = difflib.get_close_matches(text, known, most, 0.6)
+    return [known[name] for name in found[:most]]
 
 
 def as_question(names: Iterable[str]) -> str:

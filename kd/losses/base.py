@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from kd.config.kinds import Range, members
+from kd.config.kinds import Range, limits
 from kd.losses.numerics import both
 
 Shape = tuple[int, ...]
@@ -121,11 +121,10 @@ class DistillLoss(nn.Module):
         kinds = {**inspect.get_annotations(type(self).__init__), "weight": NotNegative}
         for name, annotation in kinds.items():
             value = getattr(self, name, None)
-            for kind in members(annotation):
-                for limit in getattr(kind, "__metadata__", ()):
-                    problem = limit.refuses(value) if isinstance(limit, Range) else ""
-                    if problem:
-                        raise ValueError(f"{name} {problem}, got {value}")
+            for limit in limits(annotation):
+                problem = limit.refuses(value)
+                if problem:
+                    raise ValueError(f"{name} {problem}, got {value}")
         if math.isinf(self.weight):
             raise ValueError(f"weight must be finite, got {self.weight}")
 

@@ -17,6 +17,7 @@ from kd.settings import ModelSettings, StudentSettings, TeacherSettings
 class ModelSpec(ModelSettings):
     """A model; :class:`kd.settings.ModelSettings` explains the arguments."""
 
+    arch: str = ""  # also what is no timm's: a class's name
     builder: SkipValidation[Builder | None] = None
 
     def __post_init__(self) -> None:

@@ -26,8 +26,7 @@ from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
-from kd.run.checks import HEADLESS_WITHOUT_LOSSES
-from kd.settings import LearningSettings, TapSpec
+from kd.settings import HEADLESS_WITHOUT_LOSSES, LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
 from kd.teachers import FrozenTeacher, RunTeacher, build_teachers
 from kd.teachers.answer import ALL

@@ -31,8 +31,10 @@ from kd.config.kinds import (
     fitted,
     group_in,
     inner_kind,
-    members,
+    parts_of,
 )
+from kd.config.parts import plain
+from kd.config.trees import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
@@ -43,16 +45,14 @@ from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
-from kd.models.own import Builder
 from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
-from kd.run import keys, typed
+from kd.run import keys
 from kd.run.assemble import assemble
-from kd.run.checks import with_key
-from kd.run.needs import teachers_in
+from kd.run.checks import make_object
 from kd.run.pictures import source_key
-from kd.run.resolve import Tree, change, class_settings
+from kd.run.resolve import Tree, change, resolve
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
 from kd.run.trust import Trust, class_named, parameters_of, trusted_class
@@ -64,6 +64,7 @@ from kd.settings import (
     StudentSettings,
     TeacherSettings,
     TrainerSettings,
+    teachers_in,
 )
 from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.storage.run_urls import folder_of_recipe
@@ -80,19 +81,13 @@ BUILT: dict[type, Callable[..., object]] = {
     DataSettings: DistillationDataModule,
 }
 """What groups of settings become, where they do not stay what they are."""
-BASES: dict[str, type] = {
-    "source": Source, "task": Task, "loss": DistillLoss, "projection": Projection, "builder": Builder,
-    "strategy": Strategy, "callback": Callback, "logger": Logger, "profiler": Profiler,
+BASES: dict[str, tuple[type, str]] = {
+    "source": (Source, "kd.data.sources"), "task": (Task, "kd.tasks"), "projection": (Projection, "kd.losses"),
+    "loss": (DistillLoss, "kd.losses.LogitLoss, or FeatureLoss to compare layers"),
+    "strategy": (Strategy, "pytorch_lightning.strategies"), "callback": (Callback, "pytorch_lightning"),
+    "logger": (Logger, "pytorch_lightning.loggers"), "profiler": (Profiler, "pytorch_lightning.profilers"),
 }  # fmt: skip
-"""What a class of each kind inherits from."""
-BASE_NAMES = {
-    "source": "kd.data.sources.Source",
-    "task": "kd.tasks.Task",
-    "loss": "kd.losses.LogitLoss, or FeatureLoss to compare layers",
-    "projection": "kd.losses.Projection",
-    "callback": "pytorch_lightning.Callback",
-}
-"""The names by which a class of the user's imports them."""
+"""What a class of each kind inherits from, and where a user imports that from."""
 Built: TypeAlias = Any
 """An object of the class that settings name, or a plain value."""
 BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
@@ -134,8 +129,20 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             run.trainer = make_trainer(run)
             attach_answers(run.module.teacher, run.data)
         except Exception as error:
-            raise with_key(error, run.config) from error
+            mistake = cause_of_kind(error, UserError)
+            if mistake is None and isinstance(error, ValueError):
+                mistake = _with_key(error, run.config)
+            raise mistake or error from error
         _check_built(run)
+
+
+def _with_key(error: ValueError, config: Mapping[str, Any]) -> UserError:
+    """The user's mistake for a ValueError of a constructor of ours, which begins with the argument's name: its key in the
+    settings takes that place.
+    """
+    name, _, rest = " ".join(str(error).split()).partition(" ")
+    keys_of_name = [plain(key) for key in flatten(config) if key.rpartition(".")[2] == name]
+    return UserError(f"{keys_of_name[0]}: {rest}" if keys_of_name else f"{name} {rest}")
 
 
 def _data(run: Run) -> DistillationDataModule:
@@ -210,15 +217,6 @@ def _seed(run: Run) -> None:
     """Seeds Python, NumPy and torch with the setting ``seed``, and the loaders' processes by it."""
     logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
     seed_everything(run.config["seed"], workers=True, verbose=False)
-
-
-def check_groups(run: Run) -> None:
-    """Reports mistakes in the groups that are built in a run alone: ``kd-launch`` calls it before machines cost money.
-
-    Raises:
-        UserError: names the key.
-    """
-    built(OptimSettings, run.config["optim"], "optim", run.trusted)
 
 
 def _check_built(run: Run) -> None:
@@ -323,9 +321,14 @@ def task_in(trusted: Trust) -> Task:
         UserError: the file names a class that is no task, or is not trusted.
     """
     file = _file_of(trusted)
-    key = f"{file}: task"
-    content = class_settings(student_metadata_in(file).task, "task", key, trusted)
-    task = built(listed.part("task"), content, key, trusted)
+    content = student_metadata_in(file).task
+    if "${" in str(content):
+        raise UserError(f"{file}: task looks up {str(content)[:80]}")
+    try:
+        settings = resolve([{"model.task": content}], trusted)
+        task = built(listed.part("task"), settings["model"]["task"], "model.task", trusted)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
     if task is None:
         return Classification()
     if not isinstance(task, Task):
@@ -357,17 +360,15 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
         UserError: names ``key``, also where a class refuses its arguments.
     """
     # as Lightning's max_time, which reads days:hours:minutes:seconds itself
-    takes_text = str in members(kind)
-    if value is not None and Duration in members(kind) and not takes_text:
+    kinds = [*parts_of(kind)]
+    if value is not None and Duration in kinds and str not in kinds:
         return duration(value)
     group = group_in(kind)
     takes_class = class_in(kind) and not class_in(inner_kind(kind, dict))
     if takes_class and isinstance(value, dict) and "class_path" in value:
         return _instance(value, listed.kind_of(kind), key, trusted)
     if isinstance(value, dict) and group is not None:
-        return typed.make_object(
-            BUILT.get(group, group), arguments_of(group, value, key, trusted), key
-        )
+        return make_object(BUILT.get(group, group), arguments_of(group, value, key, trusted), key)
     if isinstance(value, dict):
         inner = inner_kind(kind, dict)
         entries = {}
@@ -425,10 +426,11 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
             if one is None or argument not in kinds:  # it may take a class, which the user trusts
                 kind_below = Annotated[kind_below, AnyClass("")]
             arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
-        return typed.make_object(cls, arguments, key)
+        return make_object(cls, arguments, key)
     except Exception as error:
-        mistake = cause_of_kind(error, UserError)
-        raise mistake or UserError(_refusal(cls, arguments, key, error)) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        problem = f"{cls.__name__} can't be built: {reason[:200]}{raised_from(error, reason)}"
+        raise cause_of_kind(error, UserError) or UserError(f"{key}: {problem}") from error
 
 
 def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
@@ -447,21 +449,16 @@ def _check_base(cls: type, kind: str, key: str) -> None:
     """Refuses a class that is not of the kind that a place takes: by its base, and in the place of a builder, which has
     none, by its methods.
     """
-    base = BASES.get(kind)
-    if base is None:
-        return
-    if base is not Builder and not issubclass(cls, base):
-        parent = BASE_NAMES.get(kind, f"{base.__module__}.{base.__name__}")
+    if kind == "builder" and not _builds(cls) and not _answers(cls, key):
+        is_student = key.endswith("student.builder")
+        what = "no Builder" if is_student else "neither a Builder nor a Teacher"
+        other = "" if is_student else ", or answer(self, batch, wanted) and identity(self)"
+        raise UserError(f"{key}: {cls.__name__} is {what}: it needs the method {BUILD}{other}")
+    base, home = BASES.get(kind, (object, ""))
+    if not issubclass(cls, base):
+        parent = home if " " in home else f"{home}.{base.__name__}"
         raise UserError(
             f"{key}: {cls.__name__} is no {base.__name__}: it must inherit from {parent} (recipes/OWN_PARTS.md)"
-        )
-    if base is Builder and not _builds(cls) and not _answers(cls, key):
-        needs = f"it needs the method {BUILD}"
-        if key.endswith("student.builder"):
-            raise UserError(f"{key}: {cls.__name__} is no Builder: {needs}")
-        raise UserError(
-            f"{key}: {cls.__name__} is neither a Builder nor a Teacher: {needs}, or answer(self, batch, wanted) and "
-            "identity(self)"
         )
 
 
@@ -487,25 +484,3 @@ def _kinds(cls: type) -> Mapping[str, object]:
     with suppress(NameError, TypeError):  # plain values are what it gets
         return get_type_hints(cls.__init__)  # type: ignore[misc]
     return {}
-
-
-def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception) -> str:
-    """A message of one line for a class that could not be built; where null was the reason, it names the null keys.
-
-    Args:
-        cls: the class.
-        arguments: that it was given, as far as they were built.
-        key: its place.
-        error: that it raised.
-    """
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if "NoneType" in reason:
-        nulls = []
-        for parameter in parameters_of(cls).values():
-            name = parameter.name
-            is_null = arguments.get(name, 0) is None
-            if parameter.default and is_null:  # true also without a default: Parameter.empty
-                nulls.append(f"{key}.{name}")
-        named = ", ".join(nulls) or key
-        return f"{named}: can't be null"
-    return f"{key}: {cls.__name__} can't be built: {reason[:200]}{raised_from(error, reason)}"

@@ -1,194 +1,140 @@
-"""Checks of settings that the types can't make; each error names its key."""
+"""Checks that the settings' own types and groups can't make: by what is typed, and by this machine's memory."""
 
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
 
 from kd.config.kinds import as_tree
+from kd.config.parts import plain
 from kd.config.trees import flatten
-from kd.errors import REFUSED_LOSSES, UserError, cause_of_kind
+from kd.errors import UserError
+from kd.run.keys import schema
 from kd.settings import MonitorSettings, height_width
 
 MONITOR = as_tree(MonitorSettings())
-WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
+RESOLVED = {"name", "resume", "rank_timeout_s"}
+"""Keys that no recipe holds all of: a file that does is a run's ``config.yaml``, which holds every key."""
+READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
+    (r"model\.task\.(label_smoothing|class_weights)", all, ("model.student.head", "model.task_loss_weight"),
+     "the loss on the labels reads it"),
+    (r"model\.task_loss_weight", all, ("model.student.head",), "a student without a classifier has no such loss"),
+    (r"model\.teacher\.weight", any, (), "it is a share among several model.teachers"),
+    (r"(model\.teachers?\b.*)\.cache_\w+", any, (r"\1.cache",), "the cache reads it"),
+    (r"model\.student\.inherit_pictures", any, ("model.student.inherit",), "a student that inherits layers reads it"),
+    (r"data\.augment\.scale", lambda values: not any(values), ("data.augment.pad",), "a padded crop has no scale"),
+    (r"optim\.min_lr_ratio", lambda values: not any(values), ("optim.milestones",), "steps end at no such share"),
+    (r"optim\.decay_norm_and_bias", any, ("optim.weight_decay",), "there is no decay"),
+    (r"data\.augment\.mix_probability", any, ("data.augment.mixup", "data.augment.cutmix"), "mixed pictures need it"),
+    (r"data\.augment\.(repeat|before_resize)", any,
+     tuple(f"data.augment.{name}" for name in ("hflip", "vflip", "rotation", "rand_augment", "color_jitter")),
+     "it says how often, or when, these change a picture"),
+    (r"monitor\.(?!enabled).*", any, ("monitor.enabled",), "nothing is monitored"),
+    (r"monitor\.prometheus_host", any, ("monitor.prometheus_port",), "the Prometheus endpoint reads it"),
+    (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
+    (r"trainer\.gradient_clip_algorithm", any, ("trainer.gradient_clip_val",), "clipping reads it"),
+    (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
+    (r"trainer\.use_distributed_sampler", any, (), "kd's own sampler gives each process its share"),
+    (r"trainer\.(default_root_dir|model_registry)", any, ("trainer.callbacks", "trainer.logger", "trainer.profiler"),
+     "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
+    (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
+)  # fmt: skip
+"""Settings that others switch off: a pattern of their keys; when something reads them, by the list of whether each
+deciding setting is on; these settings; why. Without deciding settings ``any`` is false: then nothing ever reads them."""
 
 
 def check_values(config: dict[str, Any]) -> None:
-    """Refuses values outside what is defined, in a resolved configuration.
+    """Refuses pictures that this machine's memory can't hold, as uint8, which are a slip of the keyboard, and monitor
+    settings that its rules and prices don't take.
+
+    Args:
+        config: all settings, resolved. ``batch_size=auto`` counts as one picture; with ``crop_ratio`` a picture is resized
+            to ``img_size / crop_ratio`` first.
 
     Raises:
         UserError: the first one, by its key.
     """
-    _check_callbacks(config["trainer"])
-    _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
-    _check_sizes(config["data"])
-    check_losses_of_task(config)
-    _check_weights(config)
-    _check_teachers(config["model"])
+    data = config["data"]
+    height, width = height_width(data["img_size"])
+    memory = psutil.virtual_memory().total
+    batch, ratio = data["batch_size"], data["crop_ratio"]
+    if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
+        size = f"a batch of {batch} pictures of {height}x{width}"
+        raise UserError(f"data.img_size: {size} is larger than the memory")
+    if ratio > 0 and 3 * (min(height, width) / ratio) ** 2 > memory:
+        raise UserError(f"data.crop_ratio: {ratio} makes pictures larger than the memory")
     if config["monitor"] != MONITOR:
         from kd.monitor.keys import MonitorSpec
 
         MonitorSpec(**config["monitor"])
-    accumulated = config["trainer"]["accumulate_grad_batches"]
-    for key, value in flatten(config).items():
-        if key.endswith("student.compile") and value in WITH_CUDA_GRAPHS and accumulated > 1:
-            raise UserError(
-                f"{key}: {value} needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
-                "CUDA graphs write a batch's gradients over those of the batch before"
-            )
 
 
-def _check_teachers(model: dict[str, Any]) -> None:
-    """Refuses one teacher beside several; a recipe may have its teacher in either place."""
-    one = model["teacher"]
-    several = [*(model["teachers"] or {})]
-    if one and several:
-        names = " and ".join(f"model.teachers.{name}" for name in several)
-        raise UserError(
-            f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
-            f"model.teachers.{several[0]}.checkpoint=FILE, or model.teachers=null beside model.teacher"
-        )
+def check_read(
+    config: Mapping[str, Any], files: Sequence[Mapping[Any, Any]], typed: Mapping[str, Any]
+) -> None:
+    """Refuses a setting of the recipe or command line that is idle; those of overlays and run folders may be.
 
-
-def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
-    """Refuses optimizers other than AdamW, Adam and SGD under DeepSpeed: in its flat shards those that need whole weights
-    would go wrong.
-    """
-    if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in (
-        "adamw",
-        "adam",
-        "sgd",
-        "momentum",
-    ):
-        allowed = "adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each optimizer has its own optim.lr)"
-        raise UserError(f"optim.name: must be {allowed}, got {optimizer}")
-
-
-def _check_callbacks(trainer: dict[str, Any]) -> None:
-    """Refuses a second progress bar among ``trainer.callbacks``."""
-    callbacks = trainer["callbacks"] or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        name = callback["class_path"].rpartition(".")[2]
-        if name.endswith("ProgressBar"):
-            hides = "trainer.enable_progress_bar=false hides it"
-            raise UserError(
-                f"trainer.callbacks: {name} can't be added to the run's own progress bar ({hides})"
-            )
-
-
-def _check_sizes(data: dict[str, Any]) -> None:
-    """Refuses pictures that the machine's memory can't hold, as uint8: they are a slip of the keyboard.
-
-    ``batch_size=auto`` counts as one picture. With ``crop_ratio`` a picture is resized to ``img_size / crop_ratio`` first.
-    """
-    height, width = height_width(data["img_size"])
-    memory = psutil.virtual_memory().total
-    batch = data["batch_size"]
-    if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
-        raise UserError(
-            f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory"
-        )
-    if data["crop_ratio"] > 0 and 3 * (min(height, width) / data["crop_ratio"]) ** 2 > memory:
-        raise UserError(
-            f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory"
-        )
-
-
-OVER_LOGITS = (
-    "BinaryKDLoss",
-    "CWDLoss",
-    "DISTLoss",
-    "DKDLoss",
-    "HardKDLoss",
-    "KDLoss",
-    "MLKDLoss",
-    "NKDLoss",
-    "PixelKDLoss",
-    "RegressionKDLoss",
-    "WSLDLoss",
-)
-"""kd's losses over logits, but for StandardizedLoss, where the loss inside decides."""
-ALLOWED_LOSSES = {
-    "MultiLabel": ("BinaryKDLoss", "CWDLoss", "DKDLoss", "NKDLoss", "PixelKDLoss", "RegressionKDLoss", "WSLDLoss"),
-    "Segmentation": ("PixelKDLoss", "CWDLoss"),
-    "Regression": ("RegressionKDLoss",),
-}  # fmt: skip
-"""By task those that :data:`kd.errors.REFUSED_LOSSES` is not said of, the likeliest first; other checks may refuse them."""
-
-
-WITHOUT_MIXING = ("MultiLabel", "Regression")
-"""Tasks whose pictures can't be mixed."""
-
-
-def loss_refused_by(task: str, loss: str) -> bool:
-    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes.
-
-    False for losses and tasks that :data:`OVER_LOGITS` and :data:`ALLOWED_LOSSES` do not name.
-    """
-    return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
-
-
-def check_losses_of_task(config: Mapping[str, Any]) -> None:
-    """Refuses kd's losses over logits that are not defined for the task, where the settings alone show it.
+    Idle is a setting (neither null, 0, false nor empty) that differs from its default and that nothing reads
+    (:data:`READERS`), unless what switches it off was set later.
 
     Args:
-        config: the resolved settings.
+        config: all settings, resolved.
+        files: the settings of the recipe, which is the first, and of overlays, in rising priority.
+        typed: those of the command line, by key.
 
     Raises:
-        UserError: names the first loss, and the settings that put losses in the places of all that the task refuses;
-            mixed pictures, which the task has no targets for, are switched off with them.
+        UserError: the first one, with the settings that switch it off.
     """
-    model = config["model"]
-    if not model["student"]["head"]:
-        return
-    task = class_of(model["task"])
-    refused = {}
-    for name, loss in (model["distill_losses"] or {}).items():
-        if loss_refused_by(task, class_of(loss)):
-            refused[f"model.distill_losses.{name}"] = class_of(loss)
-    if not refused:
-        return
-    first = next(iter(refused))
-    remedy = [f"{key}={ALLOWED_LOSSES[task][0]}" for key in refused]
-    augment = config["data"]["augment"] or {}
-    if task in WITHOUT_MIXING:
-        remedy += [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
-    raise UserError(f"{first}: {refused[first]} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")
+    layers = [_plain_keys(layer) for layer in (*files, typed)]
+    values = _plain_keys(config)
+    checked = {len(files)}  # the command line's layer
+    from_a_run = not files or set(files[0]) >= RESOLVED
+    if not from_a_run:
+        checked.add(0)  # the recipe is the first file
+    for name, value in values.items():
+        if not value or value == _default(name):
+            continue
+        layer = _newest(layers, name)
+        for pattern, enough, switches, why in READERS:
+            match = re.fullmatch(pattern, name)
+            if match is None or layer not in checked:
+                continue
+            deciding: dict[str, Any] = {}
+            for key in map(match.expand, switches):
+                has_keys_below = any(other.startswith(f"{key}.") for other in values)
+                deciding[key] = has_keys_below or values.get(key, _default(key))
+            are_on = [switch not in (None, False, 0, "off") for switch in deciding.values()]
+            set_later = any(_newest(layers, key) > layer for key in deciding)
+            if enough(are_on) or set_later:
+                continue
+            words = []
+            for key, switch in deciding.items():
+                shown = "null" if switch is None else str(switch).lower()
+                words.append(f"{key}={shown}")
+            where = f" with {', '.join(words)}" if words else ""
+            raise UserError(f"{name}: {value} has no effect{where}: {why}")
 
 
-HEADLESS_WITHOUT_LOSSES = (
-    "model.student.head: false needs model.distill_losses over a teacher's features, got none"
-)
-"""Said of a student without a classifier and without losses over features."""
+def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """Nested settings by dotted key, as ``--keys`` has the keys."""
+    return {plain(key): value for key, value in flatten(dict(tree)).items()}
 
 
-def _check_weights(config: Mapping[str, Any]) -> None:
-    """Refuses losses whose weights are all 0."""
-    model = config["model"]
-    if model["task_loss_weight"]:
-        return
-    losses = (model["distill_losses"] or {}).values()
-    if all((loss.get("init_args") or {}).get("weight", 1) == 0 for loss in losses):
-        if not losses and not model["student"]["head"]:
-            raise UserError(HEADLESS_WITHOUT_LOSSES)
-        if losses:
-            instead = "model.task_loss_weight=1 learns from labels"
-        else:
-            instead = "model.distill_losses.kd=KDLoss learns from the teacher, model.task_loss_weight=1 from labels"
-        raise UserError(
-            f"model.task_loss_weight: all loss weights are 0, there is nothing to learn from; {instead}"
-        )
+def _newest(layers: list[dict[str, Any]], name: str) -> int:
+    """The number of the last layer that gives a key, a key below it, or a whole group that it is in; -1 where none does."""
+    givers = [-1]
+    for i, layer in enumerate(layers):
+        for key in layer:
+            if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}."):
+                givers.append(i)
+    return max(givers)
 
 
-def class_of(node: object) -> str:
-    """The short name of one of kd's classes in settings; "" for anything else."""
-    path = ""
-    if isinstance(node, dict):
-        path = str(node.get("class_path"))
-    if path.startswith("kd."):
-        return path.rpartition(".")[2]
-    return ""
+def _default(name: str) -> object:
+    """The default of a setting, by its plain key; None for one without a fixed name."""
+    key = schema().get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", name))
+    return key.value if key else None
 
 
 def check_warmup(config: Mapping[str, Any], typed: Container[str]) -> None:
@@ -216,30 +162,40 @@ def check_warmup(config: Mapping[str, Any], typed: Container[str]) -> None:
         )
 
 
-def with_key(error: Exception, config: dict[str, Any]) -> Exception:
-    """The user's mistake behind what was raised while settings became objects; an error that is no ValueError as it is.
-
-    Our constructors begin a ValueError with the argument's name; its key in the settings, the one with the value that
-    the message ends with where several have the name, takes that place. Without such a name it keeps its text.
+def notes_on_patches(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each model whose input its patches do not divide: it does not see the rest at the edges.
 
     Args:
-        error: that was raised.
-        config: all settings.
+        models: settings of models, by key; the patch is that of ``kwargs.patch_size``, else of the architecture's name.
     """
-    mistake = cause_of_kind(error, UserError)
-    if mistake is not None or not isinstance(error, ValueError):
-        return mistake or error
-    message = " ".join(str(error).split())
-    flat = flatten(config)
-    name = message.split(" ", 1)[0]
-    keys = [k for k in flat if k.split(".")[-1] == name]
-    with_value = [
-        k
-        for k in keys
-        if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")
-    ]
-    likeliest = with_value or keys
-    if not likeliest:
-        return UserError(message)
-    key = likeliest[0].replace(".init_args", "")
-    return UserError(message.replace(name, f"{key}:", 1))
+    notes = []
+    for key, spec in models.items():
+        named = re.search(r"patch(\d+)", spec["arch"])
+        patch = spec["kwargs"].get("patch_size", int(named[1]) if named else None)
+        if not isinstance(patch, int) or not spec["img_size"] or spec["builder"]:
+            continue
+        sides = [side for side in height_width(spec["img_size"]) if side % max(patch, 1)]
+        if sides and not spec["kwargs"].get("dynamic_img_pad"):
+            problem = f"{sides[0]} is no multiple of {patch}, the side of a patch"
+            notes.append(f"{key}.img_size: {problem}: the model does not see the rest")
+    return notes
+
+
+def make_object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
+    """Builds an object; a ValueError that begins with the name of a given argument becomes a user's error with that key.
+
+    Args:
+        make: the class or function.
+        arguments: by name.
+        key: of the object in the settings.
+
+    Raises:
+        UserError: such a ValueError, or one that ``make`` raises; other errors of ``make`` pass through too.
+    """
+    try:
+        return make(**arguments)
+    except ValueError as error:  # our constructors name their argument first
+        first, _, rest = " ".join(str(error).split()).partition(" ")
+        if isinstance(error, UserError) or first not in arguments:
+            raise
+        raise UserError(f"{key}.{first}: {rest}") from error

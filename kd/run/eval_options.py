@@ -51,6 +51,7 @@ class CertificateOptions(CommandOptions):
 class EvalOptions(CertificateOptions):
     """What ``kd-eval`` is given."""
 
+    OTHERS = "data"
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "confidence": ("margin=POINTS", "cascade=true"),
         "groups": ("margin=POINTS",),

@@ -1,23 +1,22 @@
-"""What a file from elsewhere may say in its settings: it is merged alone into their one form, and walked once.
+"""What a file from elsewhere may say in its settings: it is merged alone into their one form, and walked once. And which
+classes the user's own files and words stand for, by the same walk.
 
 The form (:mod:`kd.run.resolve`) has a class only where a setting's type takes one, and there alone a class is built
 (:mod:`kd.run.build`): anywhere else a file's words stay plain data.
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kd.config import parts as listed
-from kd.config.kinds import group_in, inner_kind, wrong
-from kd.config.parts import Listed
+from kd.config.kinds import wrong
+from kd.config.parts import plain
 from kd.errors import UserError
 from kd.run.files import leaves
-from kd.run.keys import fields, plain
-from kd.run.resolve import merged
-from kd.run.trust import is_trusted, refused_at, remember_made, unlisted
-from kd.settings import Settings
+from kd.run.resolve import Tree, class_nodes, merged
+from kd.run.trust import ALL, Trust, is_trusted, refused_at, remember_made, unlisted
 
 SENDING_KEY = re.compile(r"data\.tier\.address|monitor\.(otlp|webhook|prometheus_host)")
 """Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
@@ -51,15 +50,9 @@ def check_foreign(
     """
     names = list(trusted)
     for layer in layers:
-        texts = []
-        problems: list[str] = []
-        for key, value in leaves(layer):
-            if isinstance(value, str):
-                name = plain(key)
-                texts.append((name, value))
-                problems += _problems_of_text(value, name)
-        tree = merged([layer])
-        problems += _problems(tree, Settings, "", names)
+        texts = [(plain(key), text) for key, text in leaves(layer) if isinstance(text, str)]
+        problems = [problem for key, text in texts for problem in _problems_of_text(text, key)]
+        problems += _problems_of_classes(merged([layer]), names)
         if problems:
             raise UserError(f"{file}: {problems[0]}")
         if typed is None:
@@ -87,60 +80,56 @@ def remember(text: str, config: dict[str, Any]) -> None:
         remember_made(text.encode())
 
 
-def _problems(value: object, kind: object, key: str, trusted: list[str]) -> Iterator[str]:
-    """What a file from elsewhere may not say of classes in a value, a text for each.
+def vouched(own: Iterable[Mapping[Any, Any]], words: Sequence[str], all_own: bool) -> Trust:
+    """What the user trusts in settings: ``trust=``, and the classes that files of one's own and the command line name.
 
     Args:
-        value: of ``key``, in the one form of settings.
-        kind: the type of its place.
-        key: whole, dotted, without ``init_args``.
-        trusted: names that the user trusts.
+        own: settings of the files that are one's own, and those of the command line.
+        words: ``trust=MODULE``, and ``--trust``, as they were typed.
+        all_own: no file is from elsewhere.
+
+    Returns:
+        Names, without those of kd's own classes; :data:`ALL` first where all of these settings are one's own. Lightning's
+        short names of classes (``ModelSummary``) are written in full.
     """
-    class_kind = listed.kind_of(kind)
-    group = group_in(kind)
-    if class_kind and isinstance(value, list):
-        for item in value:
-            yield from _problems(item, kind, key, trusted)
-    elif class_kind and isinstance(value, Mapping):
-        yield from _problems_of_class(value, class_kind, key, trusted)
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            below = inner_kind(kind, dict)
-            if group:
-                below = fields(group)[name].kind
-            inner_key = f"{key}.{name}".lstrip(".")
-            yield from _problems(inner, below, inner_key, trusted)
+    names = []
+    if all_own:
+        names.append(ALL)
+    for word in words:
+        if word != "--trust":
+            names.append(word.removeprefix("trust="))
+    for layer in own:
+        tree = merged([layer])
+        for _, _, node in class_nodes(tree):
+            name = str(node["class_path"])
+            if name and not name.startswith("kd."):
+                names.append(name)
+    return Trust(dict.fromkeys(names), None, words)
 
 
-def _problems_of_class(
-    node: Mapping[str, Any], kind: str, key: str, trusted: list[str]
-) -> Iterator[str]:
-    """What a file from elsewhere may not say of a class, a text for each.
+def _problems_of_classes(tree: Tree, trusted: list[str]) -> Iterator[str]:
+    """What a file from elsewhere may not say of classes, a text for each.
 
     Args:
-        node: ``class_path``, which is empty where another file names the class, and ``init_args``.
-        kind: of class that the place takes.
-        key: its place.
+        tree: its settings, merged alone.
         trusted: names that the user trusts.
     """
-    name = node["class_path"]
-    one = listed.listed(name, kind)
-    if name and not is_trusted(name, trusted):
-        if one is None:
-            yield f"{key} {refused_at(name, kind)}"
-            return
-        for argument, value in node["init_args"].items():
-            if argument not in one.fields and value is not None:
-                yield f"{key}.{argument}: {unlisted(one)}"
-    classes: list[Listed] = [one] if one else listed.of_kind(kind)
-    for argument, value in node["init_args"].items():
-        inner_key = f"{key}.{argument}"
-        for narrower in (other.from_elsewhere.get(argument, Any) for other in classes):
-            problem = wrong(narrower, value)
-            if problem:
-                yield f"{inner_key}: {problem}"
-        below = one.fields.get(argument, Any) if one else Any
-        yield from _problems(value, below, inner_key, trusted)
+    for key, kind, node in class_nodes(tree):
+        # the name is empty where another file names the class
+        name, given = str(node["class_path"]), node.get("init_args") or {}
+        one = listed.listed(name, kind)
+        if name and not is_trusted(name, trusted):
+            if one is None:
+                yield f"{key} {refused_at(name, kind)}"
+                continue
+            for argument, value in given.items():
+                if argument not in one.fields and value is not None:
+                    yield f"{key}.{argument}: {unlisted(one)}"
+        for other in [one] if one else listed.of_kind(kind):
+            for argument, narrower in other.from_elsewhere.items():
+                problem = wrong(narrower, given.get(argument))
+                if problem:
+                    yield f"{key}.{argument}: {problem}"
 
 
 def _problems_of_text(value: str, key: str) -> Iterator[str]:

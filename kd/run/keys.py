@@ -1,31 +1,15 @@
 """All settings with type, default and a line of explanation. Neither torch nor Lightning is imported."""
 
-import ast
-import inspect
 import re
-import sys
-from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from dataclasses import fields as declared_fields
 from functools import cache
-from itertools import pairwise
+from typing import Any, cast
 
 from kd import settings
-from kd.config.kinds import group_in, inner_kind, kinds_of
+from kd.config.kinds import group_in, inner_kind, kinds_of, texts_of
 from kd.config.parts import Key, keys_in, kind_of, plain, table
 from kd.errors import UserError
-
-__all__ = [
-    "FILLED",
-    "Key",
-    "fields",
-    "first_sentence",
-    "group_in",
-    "kind_at",
-    "listing",
-    "plain",
-    "schema",
-]
 
 FILLED = {"data.seed"}
 """Fields of settings that nobody may give: another setting fills them (``seed``)."""
@@ -34,35 +18,14 @@ FILLED = {"data.seed"}
 def first_sentence(text: str) -> str:
     """The first sentence of a text, or what its first semicolon ends, in one line."""
     line = " ".join(text.split())
-    ends = [end.start() for end in re.finditer(r"(?<=[.;]) ", line)]
-    parts = [line[:end] for end in (*ends, len(line))]
-    # not inside brackets
-    sentence = next((part for part in parts if part.count("(") == part.count(")")), line).rstrip(
-        ";"
-    )
+    sentence = line
+    for end in re.finditer(r"(?<=[.;]) ", line):
+        part = line[: end.start()]
+        if part.count("(") == part.count(")"):  # not inside brackets
+            sentence = part
+            break
+    sentence = sentence.rstrip(";")
     return sentence[:1].upper() + sentence[1:]
-
-
-def texts_of(group: type) -> Mapping[str, str]:
-    """What is written below each field of a class, by the field's name, in one line."""
-    return _texts(group.__module__).get(group.__name__, {})
-
-
-@cache
-def _texts(module: str) -> dict[str, dict[str, str]]:
-    """What is written below the fields of all classes of a module, by class and field."""
-    source = inspect.getsource(sys.modules[module])
-    texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        of_group = texts[node.name] = {}
-        for field, below in pairwise(node.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                words = ast.literal_eval(below.value).split()
-                name = ast.unparse(field.target)
-                of_group[name] = " ".join(words)
-    return texts
 
 
 @cache
@@ -71,15 +34,13 @@ def fields(group: type) -> dict[str, Key]:
     found: dict[str, Key] = {}
     if group is settings.TrainerSettings:
         found = keys_in(table()["trainer"])
-    kinds = kinds_of(group)
-    for field in declared_fields(group):
+    kinds, texts = kinds_of(group), texts_of(group)
+    for field in declared_fields(cast(Any, group)):
         default = "" if field.default is MISSING else repr(field.default)
         if field.default_factory is not MISSING:
-            default = (
-                repr(field.default_factory()) if field.default_factory in (dict, list) else "{}"
-            )
-        texts = [texts_of(base).get(field.name) for base in group.__mro__[:-1]]
-        text = first_sentence(next(filter(None, texts), ""))
+            is_plain = field.default_factory in (dict, list)
+            default = repr(field.default_factory()) if is_plain else "{}"
+        text = first_sentence(texts[field.name])
         if field.name in found:
             text = found[field.name].text
         found[field.name] = Key(field.name, kinds[field.name], default, text)
@@ -98,10 +59,9 @@ def _below(place: str, group: type) -> dict[str, Key]:
     for key in fields(group).values():
         whole_name = f"{place}.{key.name}".lstrip(".")
         inner = group_in(key.kind)
-        if inner is not None:
-            keys_below |= _below(whole_name, inner)
-        else:
-            keys_below[whole_name] = replace(key, name=whole_name)
+        keys_below |= (
+            _below(whole_name, inner) if inner else {whole_name: replace(key, name=whole_name)}
+        )
     return keys_below
 
 
@@ -111,8 +71,7 @@ def declared(key: str) -> object:
     "" is the whole tree.
     """
     kind: object = settings.Settings
-    names = plain(key)
-    for name in names.split(".") if names else ():
+    for name in filter(None, plain(key).split(".")):
         group = group_in(kind)
         if group is None:
             kind = inner_kind(kind, dict)
@@ -144,9 +103,7 @@ def listing(keys: dict[str, Key], pattern: str) -> str:
     width = min(40, max(len(key.name) for key in matching))
     lines: list[str] = []
     for key in matching:
-        default = ""
-        if key.default:
-            default = f" = {key.default}"
+        default = f" = {key.default}" if key.default else ""
         lines.append(f"{key.name:<{width}}  {key.type}{default}\n")
         if key.text:
             lines.append(f"{'':<{width}}  {key.text}\n")

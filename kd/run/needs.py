@@ -1,16 +1,29 @@
-"""What a run's settings need of this Python and machine: checked before torch is imported and pictures are drawn."""
+"""What settings and command lines need of this Python, machine and disk: checked before torch is imported."""
 
+import glob
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kd.config import parts as listed
+from kd.config.parts import plain
 from kd.errors import UserError, needs_extra, pip_install
 from kd.launch.cluster import recognise
 from kd.run.files import leaves
-from kd.run.keys import plain
+from kd.run.resolve import class_nodes
+from kd.run.trust import is_here, no_module
+from kd.settings import teachers_in
+from kd.storage.elsewhere import text_of
+from kd.storage.objects import is_url
+from kd.storage.run_urls import finished_at, names_run
+from kd.storage.weights_files import weights_file
+
+if TYPE_CHECKING:
+    from kd.data.splits import Splits
 
 LOGGERS = {
     "TensorBoardLogger": ("tensorboard", "tensorboardX"),
@@ -22,6 +35,8 @@ LOGGERS = {
 SMDDP = "smdistributed.dataparallel.torch.torch_smddp"
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "nvgpu")
 """Below ``/dev``, one of which is there on a machine with a GPU: NVIDIA's, AMD's, WSL's, Jetson's."""
+TRAIN = "train"
+"""As ``model.teacher.checkpoint``: the teacher is trained first, even where one ships with its recipe."""
 
 
 class Need(NamedTuple):
@@ -35,6 +50,9 @@ class Need(NamedTuple):
     """kd's extra that installs them; "": kd has none."""
 
 
+# -- packages and machines --------
+
+
 def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
     """Refuses settings for which a package, a GPU, or a model is missing.
 
@@ -45,34 +63,25 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
     Raises:
         UserError: names the setting, and the command that installs the package or another way out.
     """
-    _check_student(config)
+    student = config["model"]["student"]
+    if not any(student[name] for name in ("arch", "checkpoint", "builder")):
+        raise UserError(
+            "model.student.arch: which model? Give one of timm.list_models(), "
+            "or a model.student.checkpoint with its name"
+        )
     refuse_random_weights(config)
     for need in _needs(config):
         if not any(map(_installed, need.packages)):
             package = need.packages[0]
             what = f"needs the package {package}: {pip_install(package)}"
-            if need.extra:
-                what = needs_extra(need.extra)
-            raise UserError(f"{need.setting} {what}")
+            raise UserError(f"{need.setting} {needs_extra(need.extra) if need.extra else what}")
     strategy = str(config["trainer"]["strategy"])
     if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
         raise UserError(
             f"trainer.strategy: {_by(overlays, 'smddp')}needs SageMaker's package smdistributed, which this Python "
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
-    _check_gpus(config["trainer"], overlays)
-    _check_processes(config)
-
-
-def _check_student(config: Mapping[str, Any]) -> None:
-    """Refuses a student without a name, a checkpoint or a builder."""
-    student = config["model"]["student"]
-    if any(student[name] for name in ("arch", "checkpoint", "builder")):
-        return
-    raise UserError(
-        "model.student.arch: which model? Give one of timm.list_models(), "
-        "or a model.student.checkpoint with its name"
-    )
+    _check_processes(config, overlays)
 
 
 def refuse_random_weights(config: Mapping[str, Any]) -> None:
@@ -86,10 +95,9 @@ def refuse_random_weights(config: Mapping[str, Any]) -> None:
     Raises:
         UserError: names the teacher's checkpoint, and the recipe for those who have no teacher.
     """
-    if config["preflight"] != "stop":
-        return
     for key, spec in teachers_in(config["model"]).items():
-        if not any(spec[name] for name in ("checkpoint", "pretrained", "recipe", "builder")):
+        has_weights = any(spec[name] for name in ("checkpoint", "pretrained", "recipe", "builder"))
+        if not has_weights and config["preflight"] == "stop":
             raise UserError(
                 f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be random; "
                 "no teacher yet: recipe=photos fine-tunes one first "
@@ -115,109 +123,76 @@ def check_downloads(config: Mapping[str, Any]) -> None:
             check_downloadable(spec["arch"], f"{key}.checkpoint")
 
 
-def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each; {} without one.
-
-    Beside ``model.teacher`` those of ``model.teachers`` are left out: :mod:`kd.run.checks` refuses both.
-
-    Args:
-        model: the settings ``model``, resolved.
-    """
-    one = model.get("teacher")
-    several = model.get("teachers") or {}
-    if one:
-        return {"model.teacher": one}
-    return {f"model.teachers.{name}": spec for name, spec in several.items()}
-
-
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
     """The packages that settings need."""
-    data, trainer, monitor = config["data"], config["trainer"], config["monitor"]
-    for name in _class_names(trainer["logger"]):
-        if name in LOGGERS:
-            yield Need(f"trainer.logger: {name}", LOGGERS[name])
-    needed = (
-        (data["engine"] == "dali", "data.engine: dali", "nvidia.dali", "dali"),
-        (data["engine"] == "ray", "data.engine: ray", "ray", "ray"),
-        ("DeepSpeed" in _class_names(trainer["strategy"]), "trainer.strategy: DeepSpeed", "deepspeed", "deepspeed"),
-        (monitor["prometheus_port"], "monitor.prometheus_port:", "prometheus_client", "prometheus"),
-        (monitor["otlp"], "monitor.otlp:", "opentelemetry", "otel"),
-    )  # fmt: skip
     from kd.data.sources import class_at
 
-    source = class_at((data["source"] or {}).get("class_path"))
-    if source is not None and source.needs is not None:
-        package, extra = source.needs
-        yield Need(f"data.source: {source.__name__}", (package,), extra)
-    for is_needed, setting, package, extra in needed:
-        if is_needed:
-            yield Need(setting, (package,), extra)
+    monitor = config["monitor"]
+    for key, _, node in class_nodes(config):
+        name = node["class_path"].rpartition(".")[2]
+        source = class_at(node["class_path"]) if key == "data.source" else None
+        if source is not None and source.needs is not None:
+            package, extra = source.needs
+            yield Need(f"{key}: {name}", (package,), extra)
+        elif key == "trainer.logger" and name in LOGGERS:
+            yield Need(f"{key}: {name}", LOGGERS[name])
+        elif key == "trainer.strategy" and name == "DeepSpeed":
+            yield Need(f"{key}: {name}", ("deepspeed",), "deepspeed")
+        elif name == "HuggingFaceBuilder":
+            yield Need(f"{key}: {name}", ("transformers",), "hf")
+    engines = {"dali": "nvidia.dali", "ray": "ray"}
+    engine = config["data"]["engine"]
+    if engine in engines:
+        yield Need(f"data.engine: {engine}", (engines[engine],), engine)
+    if monitor["prometheus_port"]:
+        yield Need("monitor.prometheus_port:", ("prometheus_client",), "prometheus")
+    if monitor["otlp"]:
+        yield Need("monitor.otlp:", ("opentelemetry",), "otel")
     for key, value in leaves(config):
-        name = plain(key.removesuffix(".class_path"))
-        if key.endswith("class_path") and str(value).endswith(".HuggingFaceBuilder"):
-            yield Need(f"{name}: HuggingFaceBuilder", ("transformers",), "hf")
-        elif isinstance(value, str) and value.startswith(("s3://", "gs://")):
-            yield Need(f"{name}: {value}", ("fsspec",), "stream")
+        if isinstance(value, str) and value.startswith(("s3://", "gs://")):
+            yield Need(f"{plain(key)}: {value}", ("fsspec",), "stream")
 
 
-def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
-    """Refuses a run on GPUs where the machine surely has none; how many there are is known once torch is imported.
-
-    Not off Linux, nor in the job of a launcher, which may start the processes on other machines.
+def _check_processes(config: Mapping[str, Any], overlays: list[str]) -> None:
+    """Refuses GPUs where the machine surely has none (not off Linux), and ZeRO and FSDP on one process, as far as settings
+    and machine tell: a run of several may be resumed on one. In the job of a launcher nothing is refused: it may start the
+    processes on other machines.
 
     Args:
-        trainer: its settings.
+        config: all settings.
         overlays: names of the overlays that were given, for the message.
     """
-    if trainer["accelerator"] not in ("gpu", "cuda") or recognise():
+    trainer = config["trainer"]
+    devices, machines = trainer["devices"], trainer["num_nodes"]
+    may_have_gpus = sys.platform != "linux" or any(
+        any(Path("/dev").glob(name)) for name in GPU_FILES
+    )
+    if recognise():
         return
-    if not _has_gpu_files():
-        devices = trainer["devices"]
-        machines = trainer["num_nodes"]
+    if trainer["accelerator"] in ("gpu", "cuda") and not may_have_gpus:
         raise UserError(
             f"trainer.accelerator: {_by(overlays, 'x8', '8gpu')}needs GPUs (trainer.devices={devices}, "
             f"trainer.num_nodes={machines}, trainer.accelerator={trainer['accelerator']}) and this machine has none; "
             "trainer.accelerator=cpu trainer.devices=1 trainer.num_nodes=1 trains here, kd-launch sends the run to others"
         )
-
-
-def _check_processes(config: Mapping[str, Any]) -> None:
-    """Refuses ZeRO and FSDP on one process, as far as settings and machine tell: a run of several may be resumed on one."""
-    trainer = config["trainer"]
-    devices = str(trainer["devices"])
-    one = devices == "1" or (devices in ("auto", "-1") and not _has_gpu_files())
-    started = recognise() or "WORLD_SIZE" in os.environ
-    if not one or trainer["num_nodes"] > 1 or started:
+    one = str(devices) == "1" or (str(devices) in ("auto", "-1") and not may_have_gpus)
+    if not one or machines > 1 or "WORLD_SIZE" in os.environ:
         return
     if config["optim"]["zero"]:
         raise UserError(
             "optim.zero: needs several processes, for example config=ddp_2cpu; optim.zero=false trains on one"
         )
-    if _class_names(trainer["strategy"]) == ["FSDP"]:
+    if "kd.strategies.fsdp.FSDP" in str(trainer["strategy"]):
         raise UserError(
             "trainer.strategy: FSDP shards over several processes (trainer.devices=N, config=ddp_8gpu config=fsdp); "
             "trainer.strategy=auto trains on one"
         )
 
 
-def _has_gpu_files() -> bool:
-    """Whether this machine may have a GPU: off Linux always."""
-    on_linux = sys.platform == "linux"
-    return not on_linux or any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES)
-
-
 def _by(overlays: list[str], *parts: str) -> str:
     """The subject of a message, with a blank after it: the last overlay with one of ``parts`` in its name, else the run."""
     names = [name for name in overlays if any(part in name for part in parts)]
-    if names:
-        return f"config={names[-1]} "
-    return "this run "
-
-
-def _class_names(value: object) -> list[str]:
-    """The short names of a class, or of a list of classes; words and null have none."""
-    nodes = value if isinstance(value, list) else [value]
-    return [node["class_path"].rpartition(".")[2] for node in nodes if isinstance(node, dict)]
+    return f"config={names[-1]} " if names else "this run "
 
 
 def _installed(package: str) -> bool:
@@ -228,3 +203,117 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # of a package that holds it
         return False
+
+
+# -- files and folders --------
+
+
+def check_present(config: Mapping[str, Any]) -> "Splits | None":
+    """Refuses settings that name a folder or a file that is not on this machine, and pictures that can't be trained on.
+
+    Args:
+        config: the resolved settings.
+
+    Returns:
+        The pictures, for :attr:`kd.run.run.Run.splits`; None where they are listed later
+        (:func:`kd.run.pictures.list_to_train`).
+
+    Raises:
+        UserError: as of :func:`check_named` and :func:`kd.run.pictures.list_to_train`.
+    """
+    check_named(config)
+    from kd.run.pictures import list_to_train
+
+    return list_to_train(config)
+
+
+def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
+    """Refuses settings that name weights, answers or a class of the user's own that are not on this machine; URLs are left
+    to their readers, and pictures to :func:`kd.run.pictures.list_to_train`.
+
+    Args:
+        config: the resolved settings.
+        resumed: the run is resumed: its student's weights are in the checkpoint, so the file they began with may be gone.
+
+    Raises:
+        UserError: names the setting, and the missing path or class.
+    """
+    for key, kind, node in class_nodes(config):
+        _check_defined(node["class_path"], kind, key)
+        if node["class_path"].endswith(".StoredAnswers"):
+            folder = node["init_args"]["folder"]
+            if not (is_url(folder) or Path(folder).is_dir()):
+                answers = key.replace("builder", "answers")
+                raise UserError(f"{answers}: folder {folder} not found")
+    model = config["model"]
+    places = {}
+    for key, spec in teachers_in(model).items():
+        checkpoint = spec["checkpoint"]
+        if checkpoint != TRAIN:
+            places[f"{key}.checkpoint"] = checkpoint
+        if spec["recipe"] and checkpoint in (None, TRAIN):  # it is trained first
+            places[f"{key}.backbone"] = spec["backbone"]
+    if not resumed:
+        places["model.student.checkpoint"] = model["student"]["checkpoint"]
+    for key, place in places.items():
+        if place and not is_url(place):
+            weights_file(Path(place), key)
+
+
+def _check_defined(name: str, kind: str, key: str) -> None:
+    """Refuses a class outside the list whose package is neither in the present folder nor on Python's path, or whose name
+    the file of its module does not hold anywhere. Nothing is imported.
+
+    Args:
+        name: its path.
+        kind: of class that its place takes.
+        key: the place.
+
+    Raises:
+        UserError: as :func:`kd.run.trust.class_named` would, which imports the class.
+    """
+    module, _, short = name.rpartition(".")
+    top = name.partition(".")[0]
+    if not module or listed.listed(name, kind):
+        return
+    spec = find_spec(top)
+    if spec is None and not is_here(top):
+        raise no_module(top, name, kind, key)
+    folder = Path() if spec is None else Path(spec.origin or "").parent
+    if spec is not None and spec.submodule_search_locations:
+        folder = folder.parent
+    file = folder / f"{module.replace('.', '/')}.py"
+    if file.is_file():
+        text = text_of(file)
+        if not re.search(rf"\b{short}\b|import \*|__getattr__", text):
+            classes = re.findall(r"^class ([^\W_]\w*)", text, re.M)
+            raise UserError(f"{key}: {listed.no_class(kind, name, classes)}")
+
+
+def check_models(words: Sequence[str]) -> None:
+    """Refuses words of a command line that name neither a finished run nor a weights file; URLs pass.
+
+    Raises:
+        UserError: names the missing folder or file.
+    """
+    for word in words:
+        if is_url(word):
+            continue
+        if names_run(word):
+            finished_at(word, "config.yaml")
+        else:
+            weights_file(Path(word), "weights")
+
+
+def check_pictures(words: Sequence[str]) -> None:
+    """Refuses words that name no file, folder or pattern of files on this disk.
+
+    Raises:
+        UserError: names the word.
+    """
+    for word in words:
+        if is_url(word):
+            allowed = "files, folders, patterns or lists on this disk"
+            raise UserError(f"pictures must be {allowed}, got {word}")
+        if not Path(word).exists() and not glob.glob(word, recursive=True):  # noqa: PTH207 - any root
+            raise UserError(f"no pictures: {word}")

@@ -12,11 +12,18 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from kd.config.kinds import Checked, adapter, checked_group, kinds_of, plain_members, problem_in
+from kd.config.kinds import (
+    Checked,
+    adapter,
+    checked_group,
+    kinds_of,
+    plain_members,
+    problem_in,
+    texts_of,
+)
 from kd.errors import UserError, did_you_mean
-from kd.run.keys import texts_of
-from kd.run.request import Request, read_word
-from kd.run.resolve import Word
+from kd.run.request import Request
+from kd.run.resolve import Word, read_word
 
 Group = TypeVar("Group", bound="CommandOptions")
 Value = TypeVar("Value")
@@ -32,6 +39,10 @@ class CommandOptions(Checked):
     """Options that have no effect alone: name -> words (``margin=POINTS``), one of which must be given too."""
     EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Options that can't be given together: name -> names."""
+    OTHERS: ClassVar[Others] = "none"
+    """What the command line may have beside them."""
+    WORDS: ClassVar[tuple[int, int]] = (0, 0)
+    """Fewest and most words that are no ``key=value``; a command of none needs a recipe."""
     given: frozenset[str] = field(default=frozenset(), kw_only=True)
     """The names of those that were given."""
 
@@ -78,22 +89,33 @@ def take(request: Request, *keys: str) -> dict[str, str]:
     return taken
 
 
-def take_options(group: type[Group], request: Request, others: Others = "none") -> Group:
+def take_options(group: type[Group], request: Request) -> Group:
     """Takes a command's options out of a command line.
 
     Args:
         group: the options.
         request: loses them.
-        others: what else it may have; another key is refused.
 
     Raises:
-        UserError: another key, or a value that an option does not take.
+        UserError: another key than the group's :attr:`CommandOptions.OTHERS`, or a value that an option does not take.
     """
     names = names_of(group)
     taken = take(request, *names)
-    if others != "run":
-        refuse_others(request, names, of_data=others == "data")
+    if group.OTHERS != "run":
+        refuse_others(request, names, of_data=group.OTHERS == "data")
     return options_of(group, taken)
+
+
+def read(group: type[Group], request: Request) -> Group | None:
+    """The options of a command line as of :func:`take_options`; None where its help is to be shown: it asks for it, or
+    lacks the recipe or the words that the command needs.
+    """
+    fewest, most = group.WORDS
+    enough = fewest <= len(request.rest) <= most if most else request.recipe is not None
+    if "help" in request.flags or not enough:
+        return None
+    refuse_words(request, most)
+    return take_options(group, request)
 
 
 def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
@@ -185,9 +207,7 @@ def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NA
 def options_help(group: type[CommandOptions]) -> str:
     """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field."""
     defaults = options_of(group, {})
-    texts: dict[str, str] = {}
-    for base in reversed(group.__mro__[:-1]):
-        texts |= texts_of(base)
+    texts = texts_of(group)
     lines = []
     for name in names_of(group):
         default = getattr(defaults, name)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from kd.config import parts as listed
 from kd.config.kinds import fitted
+from kd.config.parts import class_of
 from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source, class_at, classes_below
 from kd.data.sources.folder import labelled_folder
@@ -25,10 +26,8 @@ from kd.errors import UserError
 from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
 from kd.machine import python
-from kd.run import typed
-from kd.run.checks import class_of
-from kd.run.needs import teachers_in
-from kd.settings import Augment, DataSettings, Probe
+from kd.run.checks import make_object
+from kd.settings import Augment, DataSettings, Probe, teachers_in
 from kd.storage.objects import is_url
 
 SLOW_S = 2.0
@@ -226,7 +225,7 @@ def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     known = listed.listed(spec["class_path"], "source")
     assert known is not None
     values = {name: fitted(known.fields.get(name, Any), value) for name, value in arguments.items()}
-    source = cast(Source, typed.make_object(kind, values, "data.source"))
+    source = cast(Source, make_object(kind, values, "data.source"))
     if source.listed_early:
         return source
     source.check_there()

@@ -10,32 +10,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kd.config.kinds import group_in
+from kd.config.kinds import group_in, takes
 from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.checks import check_warmup
-from kd.run.gate import check_foreign
-from kd.run.keys import declared, kind_at
+from kd.run.checks import check_read, check_warmup, notes_on_patches
+from kd.run.gate import check_foreign, vouched
+from kd.run.keys import declared
 from kd.run.paths import OTHER_NAMES, find, part_of, shipped
-from kd.run.resolve import Value, Word, keys_of_classes, resolve
-from kd.run.shorthand import written_out
-from kd.run.task_words import note_on_task
-from kd.run.trust import Trust, is_own, vouched
-from kd.run.typed import check_meant
-from kd.run.unread import check_read
-from kd.storage.elsewhere import yaml_of
-
-ABOVE_CLASSES = (
-    "data",
-    "model",
-    "model.student",
-    "model.teacher",
-    "model.distill_losses",
-    "trainer",
+from kd.run.resolve import (
+    Value,
+    Word,
+    check_meant,
+    keys_of_classes,
+    merged,
+    read_word,
+    resolve,
+    words_of,
 )
-"""Groups that hold a class: a word that gives one of these as a mapping may name the class."""
+from kd.run.shorthand import written_out
+from kd.run.trust import Trust, is_own
+from kd.settings import teachers_in
+
 FLAGS = ("-h", "--help", "--trust")
 """Options of all commands, beside a command's own; they take no value, but those of :data:`ABOUT` may."""
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
@@ -70,7 +67,7 @@ class Request:
     here: bool = True
     """Whether it runs on this machine, where SageMaker's ``channel:NAME`` has a folder; False: a job is being sent."""
     vouched: Trust = field(default_factory=Trust)
-    """What the user trusts in the settings (:func:`kd.run.trust.vouched`); set by :meth:`resolved`."""
+    """What the user trusts in the settings (:func:`kd.run.gate.vouched`); set by :meth:`resolved`."""
 
     listed: dict[str, Any] = field(default_factory=dict)
     """Sources whose pictures were listed before torch was imported, by :func:`kd.run.pictures.source_key`."""
@@ -91,13 +88,9 @@ class Request:
         """
         contents = self._contents(trains)
         words = self._words(contents.values())
-        values = [{key: word.value} for key, word in words]
-        own = []
-        for file, content in contents.items():
-            if self._is_own(file):
-                own.append(content)
+        own = [content for file, content in contents.items() if self._is_own(file)]
         all_own = len(own) == len(contents)
-        self.vouched = vouched(own, values, self.trusted, all_own)
+        self.vouched = vouched([*own, *words], self.trusted, all_own)
         layers: list[Mapping[str, Any]] = [*contents.values()]
         if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
             layers.append({"recipe": self.recipe})
@@ -105,11 +98,9 @@ class Request:
             recipe_file, *_ = contents
             layers.append({"recipe": recipe_file.stem})
         layers.append(self.cluster)
-        for key, word in sorted(words, key=_is_argument):
-            layers.append({key: word})
-        if self.here:
-            layers = [with_folders(layer) for layer in layers]
-        return resolve(layers, self.vouched)
+        layers += words
+        config = resolve(layers, self.vouched)
+        return with_folders(config) if self.here else config
 
     def _is_own(self, file: Path) -> bool:
         """Whether a file of settings is one's own, or ``--trust`` makes all so."""
@@ -120,27 +111,15 @@ class Request:
         ``--keys``.
         """
         contents = self._contents()
-        layers: list[Mapping[str, Any]] = [*contents.values()]
-        words = self._words(contents.values())
-        words.sort(key=_is_argument)
-        for key, word in words:
-            layers.append({key: word})
-        return keys_of_classes(layers)
+        return keys_of_classes([*contents.values(), *self._words(contents.values())])
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
-        optim = None
-        if self.recipe:
-            optim = files.read(find("recipes", self.recipe)).get("optim")
-        rate = None
-        if isinstance(optim, dict):
-            rate = optim.get("lr")
-        try:
-            if rate is None:
-                return None
-            return float(rate)  # YAML 1.1 takes 1e-3 for text
-        except (TypeError, ValueError):
+        if self.recipe is None:
             return None
+        optim = merged([files.read(find("recipes", self.recipe))]).get("optim") or {}
+        rate: Any = optim.get("lr")
+        return float(rate) if takes(float, rate) else None
 
     def _contents(self, trains: bool = False) -> dict[Path, dict[Any, Any]]:
         """The settings of each file, in rising priority; none names code that the user does not trust.
@@ -163,8 +142,9 @@ class Request:
                 check_foreign(file, [content], self.trust, typed if trains else None)
         return contents
 
-    def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:
-        """The words of the command line by key, with all that they imply: :attr:`overrides` becomes these words.
+    def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[dict[str, Word]]:
+        """The words of the command line, each by its key, with all that they imply, those that name classes first:
+        :attr:`overrides` becomes these words.
 
         Args:
             contents: of the recipe and the overlays, in rising priority.
@@ -172,20 +152,14 @@ class Request:
         Raises:
             UserError: a word with control characters, or that sets nothing.
         """
-        typed = self.overrides
-        self.overrides = written_out(typed, [*contents])
-        self.notes += note_on_task(typed, self.overrides)
-        words = [self._word(item) for item in self.overrides]
-        for key, word in words:
-            files.check_text({key: word.value})
-            _check_says_something(key, word)
+        self.overrides, notes = written_out(self.overrides, [*contents])
+        self.notes += notes
+        words = words_of(self.overrides)
+        for layer in words:
+            files.check_text({key: word.value for key, word in layer.items()})
+            for key, word in layer.items():
+                _check_says_something(key, word)
         return words
-
-    @staticmethod
-    def _word(item: str) -> tuple[str, Word]:
-        """Key and value of ``key=value``, which is read as YAML."""
-        key, _, text = item.partition("=")
-        return key, Word(text, read_word(text))
 
     def named(self) -> list[str]:
         """All that the command line names, as ``KEY=VALUE`` and flags: a restarted job finds its run by these words.
@@ -217,7 +191,7 @@ class Request:
         ]
 
     def check_read(self, config: Mapping[str, Any]) -> None:
-        """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`).
+        """Refuses settings that no part of a run with these settings would read (:func:`kd.run.checks.check_read`).
 
         Of a new run a typed warm-up that fills it is refused too. Called once, by ``kd-train`` and ``kd.train``.
 
@@ -228,15 +202,17 @@ class Request:
             UserError: the first one.
         """
         contents = [files.read(file) for file in self._files()]
-        given: dict[str, Any] = {}
-        for item in self.overrides:
-            key, word = self._word(item)
-            given[key] = word.value
+        typed = {
+            key: word.value for layer in words_of(self.overrides) for key, word in layer.items()
+        }
         if self.resume:
-            given["resume"] = self.resume
-        check_read({**config, "resume": self.resume}, contents, given)
+            typed["resume"] = self.resume
+        check_read({**config, "resume": self.resume}, contents, typed)
+        model = config["model"]
+        models = {**teachers_in(model), "model.student": model["student"]}
+        self.notes += [note for note in notes_on_patches(models) if note not in self.notes]
         if self.resume is None:
-            check_warmup(config, given)
+            check_warmup(config, typed)
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, each followed by what it changes of this recipe alone (:func:`part_of`), in rising
@@ -281,8 +257,6 @@ def with_folders(value: Value) -> Value:
     Raises:
         UserError: a channel that this container does not have.
     """
-    if isinstance(value, Word):
-        return Word(with_folders(value.text), with_folders(value.value))
     if isinstance(value, Mapping):
         return {name: with_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -294,32 +268,13 @@ def with_folders(value: Value) -> Value:
 
 def _check_says_something(key: str, word: Word) -> None:
     """Refuses a word that would change nothing, or would turn something off in silence (a shell's empty variable)."""
-    if word.value == {} and group_in(
-        declared(key)
-    ):  # what is merged key by key takes nothing from it
+    # what is merged key by key takes nothing from it
+    if word.value == {} and group_in(declared(key)):
         raise UserError(f"{key}: {{}} sets nothing")
     if key == "runs_dir" and not word.value:
         raise UserError("runs_dir: must name a folder, got nothing")
     if word.text == "":
         raise UserError(f"{key}: must not be empty; null is none")
-
-
-def _is_argument(word: tuple[str, Word]) -> bool:
-    """Whether a word of the command line names no class: arguments follow their class, in whichever order typed."""
-    key = word[0]
-    value = word[1].value
-    if isinstance(value, dict) and key in ABOVE_CLASSES:
-        return False
-    place = key.removesuffix(".class_path")
-    return not kind_at(place)
-
-
-def read_word(text: str) -> object:
-    """A word's value as YAML reads it; what is no YAML stays text, which the types refuse later."""
-    try:
-        return yaml_of(text)
-    except ValueError:  # the parser says what is wrong
-        return text
 
 
 def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "train") -> Request:
@@ -344,40 +299,28 @@ def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "tr
         item = items.pop(0)
         if item == "-c":  # as LightningCLI's
             item = "--config"
+        match = KEY.match(item)
         if item.startswith("--") and item.endswith(".help"):
             request.flags.add("help")
             request.about = item[2:].removesuffix(".help")
-            continue
-        if item in FLAGS or item in flags:
+        elif item in FLAGS or item in flags:
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):
                 request.about = items.pop(0)
-            continue
-        match = KEY.match(item)
-        if match:
-            key, value = match.groups()
-            key = underscored(key)
-        elif (
-            item.startswith("--")
-            and items
-            and not (KEY.match(items[0]) or items[0].startswith("--"))
-        ):
-            key = underscored(item[2:])
-            value = items.pop(0)
-            numbers = [value]
-            while items and all(map(_is_number, [value, items[0]])):  # --input-size 3 224 224
-                numbers.append(items.pop(0))
-            if numbers[1:]:
-                value = f"[{', '.join(numbers)}]"
+        elif match:
+            _sort_in(request, underscored(match[1]), match[2])
+        elif item.startswith("--") and items and not re.match(r"--|[A-Za-z_][\w.-]*\+?=", items[0]):
+            values = [items.pop(0)]
+            while items and all(re.fullmatch(r"\d+(\.\d+)?", one) for one in (*values, items[0])):
+                values.append(items.pop(0))  # --input-size 3 224 224
+            value = f"[{', '.join(values)}]" if values[1:] else values[0]
+            _sort_in(request, underscored(item[2:]), value)
         elif item.endswith((".yaml", ".yml")):
-            key = "recipe"
-            value = item
+            _sort_in(request, "recipe", item)
         elif item.startswith("-"):
             raise _no_option(item, command)
         else:
             request.rest.append(item)
-            continue
-        _sort_in(request, key, value)
     return request
 
 
@@ -394,19 +337,15 @@ def underscored(key: str) -> str:
     return ".".join(parts)
 
 
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"\d+(\.\d+)?", text))
-
-
 def _no_option(item: str, command: str) -> UserError:
     """The message for an option that is none: a setting without its value, or another program's."""
     key = underscored(item.lstrip("-"))
     if key in keys.schema():
         return UserError(f"{key}: a setting needs a value: {key}=...")
-    suggestion = []
+    names: list[str] = []
     if len(key) > 1 and command == "train":
-        suggestion = suggest(key, keys.schema())
-    question = as_question([f"{name}=..." for name in suggestion])
+        names = suggest(key, keys.schema())
+    question = as_question([f"{name}=..." for name in names])
     remedy = why_needless(key) or question or f" (kd-{command} --help)"
     return UserError(f"no option {item}{remedy}")
 
@@ -422,22 +361,16 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
     Raises:
         UserError: one is on the command line as well, with another value; or one that is no key.
     """
-    given = dict(item.split("=", 1) for item in request.overrides)
-    given |= {
-        key: value
-        for key, value in (("recipe", request.recipe), ("resume", request.resume))
-        if value
-    }
-    for key, value in settings.items():
-        if not re.fullmatch(r"[A-Za-z_][\w.-]*\+?", key):
-            raise UserError(f"{where}: no key '{key}'")
-        key = underscored(key)
+    given = dict(item.split("=", 1) for item in request.named() if "=" in item)
+    for typed_key, value in settings.items():
+        key = underscored(typed_key)
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*\+?", typed_key):
+            raise UserError(f"{where}: no key '{typed_key}'")
         if key == "config":
             names = read_word(value)
+            overlays = [value]
             if isinstance(names, list):
                 overlays = [str(name) for name in names]
-            else:
-                overlays = [value]
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)

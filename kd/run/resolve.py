@@ -5,7 +5,8 @@ The tree that comes out is what builds (:mod:`kd.run.build`), what a run writes 
 Neither torch nor Lightning is imported, unless a class of the user's own replaces one that has arguments.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import NoneType
@@ -23,35 +24,37 @@ from kd.config.kinds import (
     inner_kind,
     plain_members,
     problem_in,
-    refusal,
     refused,
     takes,
 )
-from kd.config.parts import Listed
-from kd.config.suggest import hint
-from kd.config.trees import flatten
+from kd.config.parts import Key, plain
+from kd.config.suggest import hint, nearest, timm_names
+from kd.config.suggest import words as words_of_others
 from kd.errors import UserError, no_such_loss
-from kd.run import files, typed
-from kd.run.keys import FILLED, Key, fields, plain, schema
-from kd.run.trust import (
-    NAME,
-    NOTHING,
-    Trust,
-    class_named,
-    is_trusted,
-    parameters_of,
-    unlisted,
-)
+from kd.run.keys import FILLED, fields, kind_at, schema
+from kd.run.trust import NAME, NOTHING, Trust, class_named, is_trusted, parameters_of, unlisted
 from kd.settings import Settings, TrainerSettings
+from kd.storage.elsewhere import yaml_of
 
 Value: TypeAlias = Any
 """What YAML can hold, or a :class:`Word`."""
 Tree: TypeAlias = dict[str, Any]
 """Settings by name, nested."""
-WORDS = ("strategy", "profiler", "plugin")
-"""Kinds whose settings also take Lightning's words: ddp, simple, gpu."""
 DEFAULTS: Tree = {"model.task": "Classification", "model.student": {}}
 """What is set before all files."""
+NAMELESS = "takes no settings without a class_path"
+"""How the message for arguments of no class begins."""
+
+
+ABOVE_CLASSES = (
+    "data",
+    "model",
+    "model.student",
+    "model.teacher",
+    "model.distill_losses",
+    "trainer",
+)
+"""Groups that hold a class: a word that gives one of these as a mapping may name the class."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,33 @@ class Word:
         if str not in kinds or (self.value is None and self.text):
             return self.value
         others = [one for one in kinds if one not in (str, NoneType)]
-        if any(takes(other, self.value) for other in others):
-            return self.value
-        return self.text
+        fits_another = any(takes(other, self.value) for other in others)
+        return self.value if fits_another else self.text
+
+
+def read_word(text: str) -> object:
+    """A word's value as YAML reads it; what is no YAML stays text, which the types refuse later."""
+    try:
+        return yaml_of(text)
+    except ValueError:  # the parser says what is wrong
+        return text
+
+
+def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
+    """``key=value`` words, each as settings by its key: first those that name classes, which arguments follow in whichever
+    order they were typed.
+    """
+    layers = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        layers.append({key: Word(text, read_word(text))})
+
+    def is_argument(layer: Mapping[str, Word]) -> bool:
+        ((key, word),) = layer.items()
+        holds_class = isinstance(word.value, dict) and key in ABOVE_CLASSES
+        return not holds_class and not kind_at(key.removesuffix(".class_path"))
+
+    return sorted(layers, key=is_argument)
 
 
 def resolve(layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tree:
@@ -107,21 +134,13 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     merge = _Merge(trusted)
     given = merge.all_of(tree, layers)
     if merge.unknown:
-        known = [*schema(), *merge.keys]
         key = merge.unknown[0]
-        suggestion = hint(key, known, merge.losses)
-        raise UserError(f"no key '{key}'{suggestion}")
-    if any("${" in str(value) for _, value in files.leaves(given)):
-        defaults = merge.whole(_Merge(None).all_of({}, [DEFAULTS]))
+        known = [*schema(), *_keys_in(given)]
+        raise UserError(f"no key '{key}'{hint(key, known, _losses_in(given))}")
+    if "${" in str(given):
+        defaults = merge.whole(merged([DEFAULTS]))
         given = _interpolated(merge.put(defaults, [], given, Settings, ""))
-    whole = merge.whole(given)
-    flat = flatten(whole)
-    for key in typed.TIMMS:
-        is_relative = (key, flat.get(key)) == ("model.student.arch", "auto")  # of the teacher
-        problem = "" if is_relative else typed.unknown_to_timm(key, flat.get(key))
-        if problem:
-            raise UserError(f"{key}: {problem}")
-    return whole
+    return merge.whole(given)
 
 
 def without_nulls(tree: Tree, key: str = "") -> Tree:
@@ -150,36 +169,110 @@ def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
     return _Merge(None).all_of({}, layers)
 
 
-def class_settings(value: Value, kind: str, key: str, trusted: Trust) -> Value:
-    """A class of no run's settings (of a student's file), in the form of these and checked as they are.
+def class_nodes(
+    value: Value, kind: object = Settings, key: str = ""
+) -> Iterator[tuple[str, str, Tree]]:
+    """Each class in merged settings, in their order, those in its arguments after it: all that is built of them.
 
     Args:
-        value: a class's name, or ``class_path`` and ``init_args``.
-        kind: of class that is taken.
-        key: for messages.
-        trusted: what the user trusts beside the list.
+        value: of ``key``.
+        kind: its type.
+        key: whole, as ``--keys`` has it.
 
-    Raises:
-        UserError: no such class, or an argument that it does not take; by its key.
+    Yields:
+        Its key, the kind of class that its place takes ("": an argument of a class that is not listed), and its node.
     """
-    merge = _Merge(trusted)
-    node = merge.put(None, [], value, listed.part(kind), key)
-    for unknown in merge.unknown:
-        raise UserError(f"no key '{unknown}'")
-    try:
-        return merge.part(node, kind)
-    except ValidationError as error:
-        name, problem = problem_in(error)
-        raise UserError(f"{key}.{name}: {problem}") from error
-    except ValueError as error:
-        raise UserError(f"{key}: {error}".replace("{key}", key)) from error
+    class_kind = listed.kind_of(kind)
+    if class_kind or kind is _UNLISTED:
+        nodes = value if isinstance(value, list) else [value]
+        for node in nodes:
+            if not isinstance(node, Mapping) or "class_path" not in node:
+                continue
+            yield key, class_kind, dict(node)
+            one = listed.listed(str(node["class_path"]), class_kind)
+            kinds: Mapping[str, object] = {}
+            if one is not None:
+                kinds = one.fields
+            arguments = node.get("init_args") or {}
+            for name, inner in arguments.items():
+                below = kinds.get(name, _UNLISTED)
+                yield from class_nodes(inner, below, f"{key}.{name}")
+    elif isinstance(value, Mapping):
+        group = group_in(kind)
+        for name, inner in value.items():
+            below = fields(group)[name].kind if group else inner_kind(kind, dict)
+            yield from class_nodes(inner, below, _join(key, str(name)))
+
+
+_UNLISTED = object()
+"""In the place of a type: of an argument of a class that is not on the list, which may take a class."""
 
 
 def keys_of_classes(layers: Iterable[Mapping[str, Any]]) -> dict[str, Key]:
     """The keys that the classes in layers of settings bring with them, by their names as ``--keys`` has them."""
-    merge = _Merge(None)
-    merge.all_of({}, [DEFAULTS, *layers])
-    return merge.keys
+    return _keys_in(merged([DEFAULTS, *layers]))
+
+
+def _keys_in(tree: Tree) -> dict[str, Key]:
+    """The keys of the arguments of the listed classes in merged settings, by their whole names."""
+    known: dict[str, Key] = {}
+    for key, kind, node in class_nodes(tree):
+        one = listed.listed(node["class_path"], kind)
+        for name, argument in one.arguments.items() if one else ():
+            whole_name = f"{key}.{name}"
+            known[whole_name] = replace(argument, name=whole_name)
+    return known
+
+
+def _losses_in(tree: Mapping[str, Any]) -> list[str]:
+    """The names of the losses in merged settings that have a class, for hints."""
+    losses = (tree.get("model") or {}).get("distill_losses") or {}
+    return [name for name, node in losses.items() if isinstance(node, dict) and node["class_path"]]
+
+
+def check_meant(key: str, value: object, names: Sequence[str]) -> None:
+    """Refuses what a run can't use, and what other programs' users mean by a value.
+
+    Args:
+        key: where the value is given, as ``--keys`` has it.
+        value: as it is given.
+        names: of the entries that the setting had before: of ``model.distill_losses`` its losses.
+
+    Raises:
+        UserError: with the setting that is meant, or why the value can't be used.
+    """
+    suggestion = meant_by(key, value, names)
+    if suggestion:
+        shown = "null" if value is None else value
+        raise UserError(f"{key}: got '{shown}'; did you mean '{suggestion}'?")
+    why = words_of_others()["reasons"].get(key, {}).get(str(value))
+    if why:
+        raise UserError(f"{key}: {why}")
+
+
+def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
+    """The setting that other programs' users mean by a value, for a hint; "" where it is none.
+
+    Args:
+        key: that was given the value.
+        value: as YAML reads it.
+        losses: names of the run's losses.
+    """
+    if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key):
+        return f"{key}.weight=0"
+    if not isinstance(value, str) or value.endswith((".yaml", ".yml")):
+        return ""
+    if key == "optim":
+        near_names = nearest(value, timm_names("optim"))
+        name = next(iter(near_names), value.lower())
+        return f"optim.name={name}"
+    if key == "model.distill_losses":
+        loss = next(iter(losses), "kd")
+        return f"{key}.{loss}={value}"
+    if key in words_of_others()["groups"]:
+        return f"{words_of_others()['groups'][key]}={value}"
+    meant = words_of_others()["values"].get(key, {}).get(value.lower(), "")
+    return f"{key}={meant}" if meant and "=" not in meant else str(meant)
 
 
 class _Merge:
@@ -193,8 +286,6 @@ class _Merge:
         self.trusted = trusted
         self.unknown: list[str] = []
         """Whole keys that no group or listed class has, in the order in which they were met."""
-        self.classes: dict[str, Listed] = {}
-        """The listed classes that were named, by their places."""
 
     # -- what the layers give, without defaults --------
 
@@ -202,70 +293,59 @@ class _Merge:
         """A tree with layers put on top, the last one strongest."""
         for layer in layers:
             tree = self.put(tree, [], layer, Settings, "")
-        for key in [*self.classes]:
-            node: Any = tree
-            for name in key.replace(".", ".init_args.").split("."):
-                if isinstance(node, dict) and name in node:
-                    node = node[name]
-                elif name != "init_args":
-                    node = None
-            if not node:  # a later layer has none in its place
-                del self.classes[key]
         return tree
 
-    @property
-    def losses(self) -> list[str]:
-        """Names of the distillation losses, for hints."""
-        places = [place.rpartition(".") for place in self.classes]
-        return [name for group, _, name in places if group == "model.distill_losses"]
-
-    @property
-    def keys(self) -> dict[str, Key]:
-        """The keys that the classes bring with them, by their names as ``--keys`` has them."""
-        known: dict[str, Key] = {}
-        for key, one in self.classes.items():
-            for name, argument in one.arguments.items():
-                whole_name = f"{key}.{name}"
-                known[whole_name] = replace(argument, name=whole_name)
-        return known
-
     def put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:
-        """What stands at a place once ``value`` is put at ``path`` below it.
+        """What a place holds once ``value`` is put at ``path`` below it.
 
         Args:
             before: what the layers below give; it is not changed.
-            path: names from this place to that of the value; empty: it is for this place.
+            path: names from this place to that of the value, ``name+`` at its end adds to a list; empty: it is for this
+                place.
             value: as a file or a word of the command line has it.
             kind: the type of this place.
             key: of this place, for messages and for the kind of class that it takes.
+
+        Raises:
+            UserError: a name or a value that the place can't have.
         """
+        group = group_in(kind)
         if not path:
             if isinstance(value, Word):
                 value = value.of(kind)
-            typed.check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
-            if group_in(kind) and not isinstance(value, Mapping | None):
-                raise UserError(f"{key}: {_refused(refusal(kind, value), key)}")
+            check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
+            is_off = value is None and NoneType in plain_members(kind)
+            if group and not isinstance(value, Mapping) and not is_off:
+                got = "null" if value is None else value
+                of_model = f"{key}.arch=NAME, {key}.checkpoint=FILE"
+                own = of_model if "checkpoint" in fields(group) else f"{key}.NAME=VALUE"
+                raise UserError(f"{key}: has settings of its own ({own}), got '{got}'")
         class_kind = listed.kind_of(kind)
         if class_kind:
             return self._put_class(before, path, value, class_kind, key)
+        present: Tree = dict(before) if isinstance(before, Mapping) else {}
         if path:
-            return self._put_below(before, path, value, kind, key)
-        if isinstance(value, Mapping) and _has_keys(kind):
-            return self._put_entries(before, value, kind, key)
-        return value
+            return self._put_below(present, path, value, kind, key)
+        if not isinstance(value, Mapping) or not (group or takes(kind, {})):
+            return value
+        for name in value:
+            if not isinstance(name, str):  # YAML reads 007 as 7
+                raise UserError(f"{plain(key)}: a name is text, got {name}")
+        if group:  # it is added to
+            for name, inner in value.items():
+                present = self._put_below(present, name.split("."), inner, kind, key)
+            return present
+        below = inner_kind(kind, dict)
+        return {
+            name: self.put(present.get(name), [], inner, below, _join(key, name))
+            for name, inner in value.items()
+        }
 
     def _put_below(
-        self, before: object, path: list[str], value: object, kind: object, key: str
-    ) -> object:
-        """Puts a value at a path below a place, by the type that is declared there; returns the place's new value.
-
-        Args:
-            before: the place's value so far; it is not changed, and comes back where the name is unknown, which is noted
-                in :attr:`unknown`.
-            path: names from the place on; ``name+`` at its end adds to a list.
-            value: the layer's.
-            kind: the place's declared type.
-            key: the place, for messages.
+        self, present: Tree, path: list[str], value: object, kind: object, key: str
+    ) -> Tree:
+        """The entries of a place, ``present``, with a value put at a path below it; an unknown name is noted in
+        :attr:`unknown`. Arguments as of :meth:`put`.
 
         Raises:
             UserError: the place has no keys.
@@ -276,60 +356,25 @@ class _Merge:
         inner_key = _join(key, name)
         group = group_in(kind)
         if (group is not None and name not in fields(group)) or inner_key in FILLED:
-            # another program's key may come with a suggestion
-            self.put(None, [], value, Any, inner_key)
-            self.unknown.append(_join(inner_key, ".".join(rest)) if rest else inner_key)
-            return before
-        if not _has_keys(kind):
+            check_meant(inner_key, value.value if isinstance(value, Word) else value, [])
+            self.unknown.append(".".join([inner_key, *rest]))
+            return present
+        if group is None and not takes(kind, {}):
             problem = f"{key} has no keys of its own, it is {in_words(kind)}"
             raise UserError(f"no key '{inner_key}': {problem}")
-        node: Tree = {}
-        if isinstance(before, Mapping):
-            node = dict(before)
-        kind_below = _kind_below(kind, name)
-        if adds:
-            if isinstance(value, Word):
-                value = value.of(Any)
-            if inner_kind(kind_below, dict) is not Any:
-                raise UserError(f"{inner_key}: has names: {inner_key}.NAME={value}")
-            more = value
-            if not isinstance(value, list):
-                more = [value]
-            more = self.put(None, [], more, kind_below, inner_key)
-            present = node.get(name) or []
-            node[name] = [*(present if isinstance(present, list) else [present]), *more]
-        else:
-            node[name] = self.put(node.get(name), rest, value, kind_below, inner_key)
-        return node
-
-    def _put_entries(
-        self, before: object, value: Mapping[str, Any], kind: object, key: str
-    ) -> object:
-        """A mapping in a layer: it is added to a group of settings, and takes the place of a dict; an entry of a dict is
-        put onto the one of the same name before.
-
-        Arguments as of :meth:`_put_below`.
-
-        Raises:
-            UserError: a name that is no text.
-        """
-        for name in value:
-            if not isinstance(name, str):  # YAML reads 007 as 7
-                raise UserError(f"{plain(key)}: a name is text, got {name}")
-        present: Mapping[str, Any] = {}
-        if isinstance(before, Mapping):
-            present = before
-        if group_in(kind) is not None:
-            node: object = dict(present)
-            for name, inner in value.items():
-                node = self._put_below(node, name.split("."), inner, kind, key)
-            return node
-        entries: Tree = {}
-        kind_below = inner_kind(kind, dict)
-        for name, inner in value.items():
-            inner_key = _join(key, name)
-            entries[name] = self.put(present.get(name), [], inner, kind_below, inner_key)
-        return entries
+        below = fields(group)[name].kind if group else inner_kind(kind, dict)
+        before = present.get(name)
+        if not adds:
+            return {**present, name: self.put(before, rest, value, below, inner_key)}
+        if isinstance(value, Word):
+            value = value.value
+        if inner_kind(below, dict) is not Any:
+            raise UserError(f"{inner_key}: has names: {inner_key}.NAME={value}")
+        more = self.put(None, [], value if isinstance(value, list) else [value], below, inner_key)
+        items = before or []
+        if not isinstance(items, list):
+            items = [items]
+        return {**present, name: [*items, *more]}
 
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
@@ -361,47 +406,31 @@ class _Merge:
             value = {"class_path": value}
         if not isinstance(value, Mapping):
             return value
-        node = _node(before)
+        node: Tree = {"class_path": "", "init_args": {}}
+        if isinstance(before, Mapping) and "class_path" in before:
+            node = {**before}
         arguments = dict(value)
-        if "class_path" in arguments:
-            node = self._renamed(node, arguments.pop("class_path"), kind, key)
+        path_of_class = arguments.pop("class_path", "")
+        if path_of_class != "":
+            node = self._renamed(node, path_of_class, kind, key)
         more = arguments.pop("init_args", None) or {}
         if not isinstance(more, Mapping):
             problem = f"must be settings (NAME: VALUE), got '{str(more)[:80]}'"
             raise UserError(f"{key}.init_args: {problem}")
-        for name, given in {**arguments, **more}.items():
-            names = str(name).removeprefix("init_args.").split(".")
-            node = self._with_argument(node, names, given, kind, key)
-        return node
-
-    def _with_argument(
-        self, node: Tree, path: list[str], value: object, kind: str, key: str
-    ) -> Tree:
-        """A class's node with one argument, or a key below it, put on top; an unknown one is noted in :attr:`unknown`.
-
-        Args:
-            node: ``{"class_path", "init_args"}``; it is not changed.
-            path: the argument's name, and names below it.
-            value: the layer's.
-            kind: of the class.
-            key: its place.
-        """
-        name, *rest = path
-        inner_key = f"{key}.{name}"
-        kind_below: object = Any
         one = listed.listed(node["class_path"], kind)
-        if one is not None:
-            if one.all_known and name not in one.fields:
-                self.unknown.append(inner_key)
-                return node
-            kind_below = one.fields.get(name, Any)
-        arguments = dict(node["init_args"])
-        before = arguments.get(name)
-        arguments[name] = self.put(before, rest, value, kind_below, inner_key)
-        return {**node, "init_args": arguments}
+        inner = dict(node["init_args"])
+        for path_of_argument, given in {**arguments, **more}.items():
+            name, *rest = str(path_of_argument).removeprefix("init_args.").split(".")
+            if one is not None and one.all_known and name not in one.fields:
+                self.unknown.append(f"{key}.{name}")
+                continue
+            below = one.fields.get(name, Any) if one else Any
+            inner[name] = self.put(inner.get(name), rest, given, below, f"{key}.{name}")
+        return {**node, "init_args": inner}
 
     def _renamed(self, node: Tree, path: object, kind: str, key: str) -> Tree:
-        """A place with another class: arguments that the new class takes too are kept.
+        """A place with another class: arguments that the new class takes too are kept; those of a class that is not listed
+        are read off it, where :attr:`trusted` allows its import.
 
         Args:
             node: ``{"class_path", "init_args"}`` so far.
@@ -416,37 +445,24 @@ class _Merge:
         if not isinstance(path, str):
             problem = f"must be the name of a class, got {str(path)[:80]}"
             raise UserError(f"{key}.class_path: {problem}")
-        if not (NAME.fullmatch(path) or "${" in path):
-            raise UserError(f"{key}: {typed.no_class(kind, path[:80])}")
         one = listed.listed(path, kind)
         if one is not None:
-            self.classes[key] = one
             path = one.name
-        elif problem := typed.unknown_class(kind, path):
+        elif problem := listed.unknown_class(
+            kind, path, bool(NAME.fullmatch(path)) or "${" in path
+        ):
             raise UserError(f"{plain(key)}: {problem}")
         elif "." not in path:
             path = f"{listed.module_of(kind)}.{path}"
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
+            names: Iterable[str] = ()
             if one is not None:
-                names = set(one.fields)
-            else:
-                names = self._parameters(path, kind, key)
+                names = one.fields
+            elif self.trusted is not None:
+                names = parameters_of(class_named(path, kind, key, self.trusted))
             arguments = {name: value for name, value in arguments.items() if name in names}
         return {"class_path": path, "init_args": arguments}
-
-    def _parameters(self, path: str, kind: str, key: str) -> set[str]:
-        """The names of the arguments of a class that is not listed, which is imported for them; empty, without an import,
-        where :attr:`trusted` is None.
-
-        Arguments as of :meth:`_renamed`.
-
-        Raises:
-            UserError: a class that the user does not trust, or that can't be imported.
-        """
-        if self.trusted is None:
-            return set()
-        return {*parameters_of(class_named(path, kind, key, self.trusted))}
 
     # -- with defaults, in the settings' types --------
 
@@ -462,8 +478,8 @@ class _Merge:
             key, problem = problem_in(error)
             place, _, name = key.rpartition(".")
             if place == "model.distill_losses" and problem.startswith(NAMELESS):
-                raise no_such_loss(name, self.losses) from error
-            raise UserError(f"{key}: {_refused(problem, key)}") from error
+                raise no_such_loss(name, _losses_in(given)) from error
+            raise UserError(f"{key}: {problem}") from error
         tree: Tree = as_tree(settings)
         for place, name in (key.split(".") for key in FILLED):
             del tree[place][name]
@@ -478,27 +494,22 @@ class _Merge:
             kind: of class that the place takes.
 
         Raises:
-            ValueError: no class, or one without a name; an argument that must be given is not, or one that the list does
-                not have, of a class that is not trusted, is other than null.
-            ValidationError: an argument's value is wrong.
+            ValueError: no class, or one without a name.
+            ValidationError: an argument's value is wrong, or it must be given; or the list does not have it, its class is
+                not trusted, and it is other than null.
         """
         if isinstance(value, list) and kind in listed.SEVERAL:
             return [self.part(item, kind) for item in value]
         if not isinstance(value, Mapping):
-            if value is None or kind in TAKE_WORDS:
+            if kind in TAKE_WORDS or value is None:
                 return value
-            raise ValueError(typed.no_class(kind, str(value)))
+            raise ValueError(listed.no_class(kind, str(value)))
         path, given = value["class_path"], value["init_args"]
         if not path:
-            got = ", ".join(map(str, given))[:80]
-            raise ValueError(f"{NAMELESS}, got {got}")
+            raise ValueError(f"{NAMELESS}, got {', '.join(map(str, given))[:80]}")
         one = listed.listed(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
-        for name, argument in one.arguments.items():
-            if one.all_known and not argument.default and name not in given:
-                meaning = argument.text.rstrip(".")
-                raise ValueError(f"needs {name}: {{key}}.{name}=VALUE ({meaning})")
         known = {name: inner for name, inner in given.items() if name in one.arguments}
         others = {name: inner for name, inner in given.items() if name not in known}
         if not is_trusted(one.name, self.trusted or NOTHING):
@@ -506,21 +517,11 @@ class _Merge:
             for name in others:  # null is as good as not given
                 raise refused(name, unlisted(one))
         arguments = as_tree(one.model.validate_python(known, context=self))
-        for name, argument in one.arguments.items():
-            if name not in known and not argument.default:
-                del arguments[name]
-        return {"class_path": path, "init_args": arguments | others}
-
-
-def _refused(problem: str, key: str) -> str:
-    """What is said of a refused value, with the key in it, and the settings that the key has."""
-    is_model = key in ("model.teacher", "model.student")
-    own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if is_model else f"{key}.NAME=VALUE"
-    return problem.replace("{key}", key).replace("{own}", own)
-
-
-NAMELESS = "takes no settings without a class_path"
-"""How the message for arguments of no class begins."""
+        given_or_default = {
+            name: arguments[name] for name, argument in one.arguments.items()
+            if name in known or argument.default
+        }  # fmt: skip
+        return {"class_path": path, "init_args": given_or_default | others}
 
 
 @cache
@@ -537,37 +538,15 @@ def whole_settings() -> TypeAdapter[Any]:
     return TypeAdapter(whole)
 
 
-def _node(before: object) -> Tree:
-    """A class at a place, with its arguments; without a name where there is none."""
-    if isinstance(before, Mapping) and "class_path" in before:
-        return {"class_path": before["class_path"], "init_args": before.get("init_args") or {}}
-    return {"class_path": "", "init_args": {}}
-
-
 def _is_word(value: str, kind: str) -> bool:
     """Whether a text is one of Lightning's words (``ddp``) in the place of a class."""
     is_class = "." in value or listed.listed(value, kind) or value in listed.lightnings(kind)
-    return kind in WORDS and not is_class
-
-
-def _kind_below(kind: object, name: str) -> object:
-    """The type of the setting ``name`` below a place of the type ``kind``, or of an entry of a dict."""
-    group = group_in(kind)
-    if group is not None:
-        return fields(group)[name].kind
-    return inner_kind(kind, dict)
-
-
-def _has_keys(kind: object) -> bool:
-    """Whether a setting has others below it: a group, a dict, or what is known when it is built."""
-    return group_in(kind) is not None or takes(kind, {})
+    return kind in TAKE_WORDS and kind != "logger" and not is_class
 
 
 def _join(key: str, name: str) -> str:
     """A name below a key, dotted; at the top ("") the name alone."""
-    if key:
-        return f"{key}.{name}"
-    return name
+    return f"{key}.{name}" if key else name
 
 
 def _interpolated(tree: Tree) -> Tree:

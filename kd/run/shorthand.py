@@ -1,22 +1,33 @@
-"""Short ways of writing settings: pictures by their folder or list, an architecture without its arguments."""
+"""Words of a command line in full: pictures by their folder or list, an architecture without another's arguments, and what
+follows from pictures with several labels, or numbers, where a recipe is for one label.
+
+A recipe's losses and augmentations are exchanged for those that are defined for the task; what is typed stays, and is
+refused where it does not fit (:class:`kd.settings.Settings`).
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kd.config.parts import listed
+from kd.config.parts import class_of, listed
 from kd.data.info import LISTS
 from kd.errors import UserError
-from kd.run import files, resolve
+from kd.run import files
 from kd.run.paths import SETTINGS
-from kd.run.task_words import at, words_of_task
+from kd.run.resolve import merged, words_of
+from kd.settings import ALLOWED_LOSSES, loss_refused_by
 from kd.storage.objects import is_url
 
 SOURCE = "data.source"
+LOSSES = "model.distill_losses"
+PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
+"""The tasks that exchange a recipe's settings: by the name of their class what pictures are labelled with, for messages."""
 
 
-def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]]) -> list[str]:
+def written_out(
+    overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]]
+) -> tuple[list[str], list[str]]:
     """Words of a command line with all that they imply, in the order in which they count.
 
     Args:
@@ -25,34 +36,104 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
 
     Returns:
         The words, with those that say the same in full in the place of short ones, and more words before and after them;
-        of two words for one key the later one counts.
+        of two words for one key the later one counts. And lines that report what follows from the task.
 
     Raises:
         UserError: a folder that is missing, a file that is no list of pictures, or answers that are neither a folder nor
             a class.
     """
-    files_say = resolve.merged(contents)
-    data = files_say.get("data") or {}
-    source = data.get("source") or {}
-    source_path = str(source.get("class_path", ""))
-    source_name = source_path.rpartition(".")[2]
+    files_say = merged(contents)
+    source_path = str(at(files_say, f"{SOURCE}.class_path") or "")
     words: list[str] = []
     for word in overrides:
-        words += _answers(word) or _source(word, source_path)
+        key = word.partition("=")[0]
+        if key == SOURCE:
+            words += _source(word, source_path)
+        elif key.endswith(".answers"):
+            words += _answers(word)
+        else:
+            words.append(word)
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    train = given.get(f"{SOURCE}.train", "")
-    is_list = train.lower().endswith(LISTS)
-    if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
+    names_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
+    if (
+        names_list
+        and SOURCE not in given
+        and class_of(at(files_say, SOURCE)) in ("", "ImageFolder")
+    ):
         words.insert(0, f"{SOURCE}=Manifest")
-    source_class = given.get(SOURCE, source_name).rpartition(".")[2]
-    if is_list and source_class in ("", "ImageFolder"):
-        source_class = "Manifest"
-    words += words_of_task(given, files_say, source_class, is_list)
-    return [*_without_arguments(given, files_say), *words]
+    tree = merged([*contents, *words_of(words)])
+    task, implied = _words_of_task(given, files_say, tree, names_list)
+    notes = []
+    reported = [word for word in implied if not word.startswith("data.source.multi_label")]
+    if reported and task in PICTURES_WITH:
+        notes = [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
+    return [*_without_arguments(given, files_say), *words, *implied], notes
+
+
+def at(settings: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested settings; None for a key that is not there."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _words_of_task(
+    given: Mapping[str, str],
+    files_say: Mapping[str, Any],
+    tree: Mapping[str, Any],
+    names_list: bool,
+) -> tuple[str, list[str]]:
+    """The task, and the words ``KEY=VALUE`` that follow from the task, or from several labels or numbers in a list.
+
+    Args:
+        given: words of the command line, by key.
+        files_say: the settings of recipe and overlays, merged.
+        tree: the same with the command line's.
+        names_list: the command line names the list of pictures.
+
+    Returns:
+        The short name of its class; no word of a key that the command line gives, none where the task is the recipe's and
+        no list needs more.
+    """
+    words: list[str] = []
+    of_files = class_of(at(files_say, "model.task")) or "Classification"
+    task = class_of(at(tree, "model.task")) or of_files
+    is_manifest = class_of(at(tree, SOURCE)) == "Manifest"
+    arguments = at(tree, f"{SOURCE}.init_args") or {}
+    label = arguments.get("label_column") or "label"
+    if (
+        is_manifest
+        and task == "Classification"
+        and not given.keys() & {"model.task", "model.task.class_path"}
+    ):
+        if arguments.get("targets"):
+            task = "Regression"
+        elif arguments.get("multi_label") or isinstance(label, list):
+            task = "MultiLabel"
+        words += [f"model.task={task}"] if task != "Classification" else []
+    if task == "MultiLabel" and is_manifest and f"{SOURCE}.multi_label" not in given:
+        words.append(f"{SOURCE}.multi_label=true")
+    if task == "Regression" and names_list and not arguments.get("targets"):
+        # a table without a header has columns without names
+        words += [] if str(label).isdecimal() else [f"{SOURCE}.targets=[{label}]"]
+    if task == of_files or task not in PICTURES_WITH:
+        return task, words
+    for key in ("data.augment.mixup", "data.augment.cutmix"):
+        if key not in given and at(files_say, key):
+            words.append(f"{key}=0")
+    if at(tree, "model.student.head") is False or given.keys() & {LOSSES, "model"}:
+        return task, words
+    for name, loss in (at(files_say, LOSSES) or {}).items():
+        key = f"{LOSSES}.{name}"
+        is_typed = given.keys() & {key, f"{key}.class_path"}
+        if not is_typed and loss_refused_by(task, class_of(loss)):
+            words.append(f"{key}={ALLOWED_LOSSES[task][0]}")
+    return task, words
 
 
 def _answers(word: str) -> list[str]:
-    """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument; empty for other words.
+    """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument; any other word as it is.
 
     Args:
         word: ``model.teacher.answers=PLACE`` or ``model.teachers.NAME.answers=PLACE``: a folder or URL that ``kd-cache
@@ -63,7 +144,7 @@ def _answers(word: str) -> list[str]:
     """
     key, _, place = word.partition("=")
     if not re.fullmatch(r"model\.(teacher|teachers\.[^.]+)\.answers", key):
-        return []
+        return [word]
     teacher = key.removesuffix(".answers")
     builder = f"{teacher}.builder"
     # the recipe's own teacher is not used
@@ -114,8 +195,8 @@ def _source(word: str, source_path: str) -> list[str]:
     Raises:
         UserError: a YAML file that names no source, or a folder that is not there.
     """
-    key, _, path = word.partition("=")
-    if key != SOURCE or path.startswith("{") or listed(path, "source"):
+    path = word.partition("=")[2]
+    if path.startswith("{") or listed(path, "source"):
         return [word]
     if path.endswith(SETTINGS):
         if Path(path).is_file() and "class_path" not in files.read(Path(path)):
@@ -151,14 +232,12 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
     """
     words: list[str] = []
     for key, arch in given.items():
-        *groups, name = key.split(".")
-        model = files_say
-        if groups:
-            model = at(files_say, ".".join(groups))
+        place, _, name = key.rpartition(".")
+        model = at(files_say, place)
         if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
             continue
         if _family(arch) != _family(str(model.get("arch"))):
-            words.append(f"{'.'.join(groups)}.kwargs={{}}")
+            words.append(f"{place}.kwargs={{}}")
     return words
 
 

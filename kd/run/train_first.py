@@ -27,11 +27,11 @@ from kd.models.hub import check_downloadable
 from kd.models.weights import about
 from kd.report.metric import format_metric
 from kd.run.build import data_of
-from kd.run.needs import refuse_random_weights, teachers_in
+from kd.run.needs import TRAIN, refuse_random_weights
 from kd.run.paths import find
-from kd.run.present import TRAIN
 from kd.run.run import Run, settings_of
 from kd.run.trust import Trust
+from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular, text_of
 from kd.storage.objects import is_url

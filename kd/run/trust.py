@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +22,6 @@ from kd.config import parts as listed
 from kd.config.parts import Listed
 from kd.errors import UserError
 from kd.machine import cache_dir, shipped
-from kd.run import typed
-from kd.run.files import leaves
-from kd.run.keys import kind_at
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import make_folder, write_private
 
@@ -33,15 +29,13 @@ ALL = "*"
 """In place of names: every file is one's own, or ``--trust`` was given."""
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """A value that may name a class: a word (``SGD``), or words with dots between."""
-DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-"""A value with a dot: the path of a class or module (``torch.optim.SGD``)."""
 
 
 class Trust(tuple[str, ...]):
     """What the user trusts in one file: names of classes and packages, or :data:`ALL`.
 
     It belongs to that file. Nothing that reads a model, a task or a class of a file can be called without it, and it is
-    made of what the user has typed: :func:`vouched` for the settings, :meth:`of` for each other file.
+    made of what the user has typed: :func:`kd.run.gate.vouched` for the settings, :meth:`of` for each other file.
 
     Attributes:
         file: the file that it belongs to; None: the settings, of all files and words together.
@@ -74,42 +68,6 @@ NOTHING = Trust()
 """The user trusts nothing beside the list."""
 
 
-def vouched(
-    own: Iterable[object], overrides: Iterable[object], words: Sequence[str], all_own: bool
-) -> Trust:
-    """What the user trusts in settings: ``trust=``, and the classes that files of one's own and the command line name.
-
-    Args:
-        own: contents of the files that are one's own.
-        overrides: of the command line, ``{key: value}`` each.
-        words: ``trust=MODULE``, and ``--trust``, as they were typed.
-        all_own: no file is from elsewhere.
-
-    Returns:
-        Names; :data:`ALL` first where all of these settings are one's own. Lightning's short names of classes
-        (``ModelSummary``) are written in full.
-    """
-    names = []
-    if all_own:
-        names.append(ALL)
-    for word in words:
-        if word != "--trust":
-            names.append(word.removeprefix("trust="))
-    for part in (*own, *overrides):
-        for key, value in leaves(part):
-            place = key.removesuffix(".class_path")
-            kind = kind_at(place)
-            takes_class = kind or key.endswith("class_path")
-            if not takes_class or not isinstance(value, str):
-                continue
-            module = listed.module_of(kind)
-            if DOTTED_NAME.fullmatch(value):
-                names.append(value)
-            elif module and NAME.fullmatch(value):
-                names.append(f"{module}.{value}")
-    return Trust(dict.fromkeys(names), None, words)
-
-
 def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
     """The class that settings name: the one way from a name to a class.
 
@@ -132,11 +90,11 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
     except ImportError as error:
         missing = error.name or ""
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{missing}."):
-            raise _no_module(missing, name, kind, key) from error
+            raise no_module(missing, name, kind, key) from error
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     named = getattr(imported, last, None)
     if not isinstance(named, type):
-        raise UserError(f"{key}: {typed.no_class(kind, name, _classes_of(imported))}")
+        raise UserError(f"{key}: {listed.no_class(kind, name, _classes_of(imported))}")
     if one is None:
         _check_home(named, name, key, trusted)
     return named
@@ -177,38 +135,14 @@ def _classes_of(module: ModuleType) -> list[str]:
     return names
 
 
-def check_modules(config: Mapping[str, Any]) -> None:
-    """Refuses classes of the user's own whose package is not in the present folder, nor on Python's path.
-
-    Nothing is imported: whether a module holds the class is known once it is built.
-
-    Args:
-        config: resolved settings.
-
-    Raises:
-        UserError: as :func:`class_named` would, which imports the class.
-    """
-    for key, value in leaves(config):
-        if not key.endswith(".class_path"):
-            continue
-        name = str(value)
-        top, has_package, _ = name.partition(".")
-        if not has_package or _is_here(top) or find_spec(top) is not None:
-            continue
-        place = key.removesuffix(".class_path")
-        place = place.replace(".init_args", "")
-        kind = kind_at(place)
-        raise _no_module(top, name, kind, place)
-
-
-def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:
+def no_module(missing: str, name: str, kind: str, key: str) -> UserError:
     """The message for a class whose module, or one above it, is not found."""
     file = f"{missing.replace('.', '/')}.py"
-    problem = typed.no_class(kind, name)
+    problem = listed.no_class(kind, name)
     return UserError(f"{key}: {problem}; {file} was not found in this folder, nor on PYTHONPATH")
 
 
-def _is_here(top: str) -> bool:
+def is_here(top: str) -> bool:
     """Whether a module is a file or package in the present folder."""
     here = Path.cwd()
     return (here / f"{top}.py").is_file() or (here / top / "__init__.py").is_file()
@@ -226,7 +160,7 @@ def _imported(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != top or not _is_here(top):
+        if error.name != top or not is_here(top):
             raise
     sys.path.append(str(Path.cwd()))
     return import_module(module)

@@ -31,7 +31,6 @@ NAMES = (
 folder, means)."""
 ALLOWED = {
     "run/shorthand.py": {"Manifest", "ImageFolder", "Shards"},  # what a list or a folder is
-    "run/task_words.py": {"Manifest"},  # its labels decide the task
     "ship/predict_words.py": {"Manifest"},  # reads lists too
     "data/splits.py": {"ImageFolder"},  # the probe's folder
     "fleet/tuning/confirm.py": {"ImageFolder"},

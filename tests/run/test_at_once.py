@@ -15,14 +15,11 @@ from kd.config import parts as listed
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES, UserError
 from kd.run.build import build
-from kd.run.checks import (
-    ALLOWED_LOSSES,
-    OVER_LOGITS,
-    check_warmup,
-)
+from kd.run.checks import check_warmup
 from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run
+from kd.settings import ALLOWED_LOSSES, OVER_LOGITS
 from kd.ship.predict_words import ANSWERS, answers_of, check_out
 from tests._helpers import ROOT
 
@@ -159,8 +156,8 @@ PICTURES = [
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "data.batch_size=500"],
      "training pictures; data.batch_size="),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=Zzz"],
-     "model.distill_losses.gap: no class 'Zzz' (ours: ATLoss, BinaryKDLoss, CKALoss, ...; others by their class path; "
-     "kd-train --list losses)"),
+     "model.distill_losses.gap: no class 'Zzz' (ours: ATLoss, BinaryKDLoss, CKALoss, ...; kd-train --list classes; "
+     "others by their class path)"),
     (["train", "resume={run}", "trainer.max_epochs=1", "trainer.max_steps=1"],
      "trainer.max_steps: 1 has no effect: 6 steps are done; a larger one trains on"),
     (["train", "resume={stopped}", "trainer.max_epochs=2"],

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kd.config.kinds import wrong
 from kd.run import keys
+from kd.run.checks import notes_on_patches
+from kd.run.request import translate
 
 
 def test_names_of_runs() -> None:
@@ -28,3 +30,29 @@ def test_zero_on_one_process_is_refused_before_torch(finished: Path, tmp_path: P
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
     assert done.stderr.endswith("; optim.zero=false trains on one\n")
+
+
+def test_a_size_that_patches_do_not_divide_is_noted() -> None:
+    request = translate(["recipe=foodtag_vit", "model.student.img_size=99"])
+    request.check_read(request.resolved())
+    assert any(
+        note.startswith("model.student.img_size: 99 is no multiple") for note in request.notes
+    )
+    arch = "vit_small_patch16_224"
+    model = {"arch": arch, "img_size": (224, 96), "kwargs": {"patch_size": 14}, "builder": None}
+    assert notes_on_patches({"model.student": model}) == [
+        "model.student.img_size: 96 is no multiple of 14, the side of a patch: the model does not see the rest"
+    ]
+    padded = {**model, "kwargs": {"patch_size": 14, "dynamic_img_pad": True}}
+    assert not notes_on_patches({"a": padded, "b": {**model, "kwargs": {}}})
+
+
+def test_a_misspelt_class_of_ones_own_file_is_told_before_torch(tmp_path: Path) -> None:
+    (tmp_path / "my_nets.py").write_text("import torch\nclass Nets:\n    pass\n")
+    items = ["recipe=foodtag_vit", "model.student.builder=my_nets.Netz"]
+    code = f"import sys; from kd.cli import main; print(main('train', {items}), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 False\n"
+    assert "no class 'my_nets.Netz'; did you mean 'my_nets.Nets'?" in done.stderr

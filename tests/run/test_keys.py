@@ -282,7 +282,7 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         ("trainer.precision=bf61", "got 'bf61'; did you mean 'bf16'?"),
         (
             "optim.name=adamv",
-            "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '",
+            "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam'",
         ),
         ("optim.momentum=0.9", "no key 'optim.momentum'; did you mean 'optim.kwargs.momentum'?"),
         ("early_stopping=true", "monitor.actions.Overtraining=stop ends a run that gets worse"),
@@ -292,15 +292,15 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
         (
             "model.student.arch=vit_tiny",
-            "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
+            "got 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
         ),
         (
             "model.student.arch=vit_smal_patch16_224.augreg_in21k",
-            "timm has no model 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
+            "got 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
         ),
         (
             "model.student.arch=mine.Nets",
-            "timm has no model 'mine.Nets'; a class path goes to model.student.builder=mine.Nets",
+            "timm's models (builder=CLASS takes one of your own), got 'mine.Nets'",
         ),
         ("model=resnet18", "model: got 'resnet18'; did you mean 'model.student.arch=resnet18'?"),
         ("checkpoint=mine", "got 'mine'; did you mean 'model.teacher.checkpoint=mine'?"),
@@ -311,14 +311,14 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         ),
         ("trainer.max_epochs=-5", "trainer.max_epochs: must be >= -1, got -5"),
         ("optim.milestones=[1]", "optim.milestones: must go with schedule=steps alone, got [1.0]"),
-        ("optim.milestones=[3,x]", "optim.milestones: each must be a number, got 'x'"),
+        ("optim.milestones=[3,x]", "optim.milestones: each must be a valid number, got 'x'"),
         ("data.unlabeled_ratio=2", "data.unlabeled_ratio: must come with data.unlabeled, got 2.0"),
         ("data.tier.queue_mb=5", "data.tier: needs data.engine=ray, got torch"),
         ("model.student.mean=[1,2]", "model.student.mean: must be three numbers, got [1.0, 2.0]"),
         ("data.img_size=[1,2,3]", "data.img_size: must be a whole number or a list of 2, got"),
         (
             "monitor.actions.Overtraining=halt",
-            "monitor.actions.Overtraining: must be one of log, webhook, stop",
+            "monitor.actions.Overtraining: must be 'log', 'webhook' or 'stop'",
         ),
         (
             "model.distill_losses+=KDLoss",

@@ -16,12 +16,12 @@ from kd.run.request import Request
 
 def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
     request = Request(overrides=["split=train", "data.img_size=8", "split=val"])
-    assert take_options(EvalOptions, request, "data").split == "val"
+    assert take_options(EvalOptions, request).split == "val"
     assert request.overrides == ["data.img_size=8"]
     request.overrides += ["optim.lr=1", "search.x=1"]
     assert take(request, "search.x") == {"search.x": "1"}
     with pytest.raises(UserError, match=r"no key 'optim.lr' \(it takes .*split=.*, data\.\*\)"):
-        take_options(EvalOptions, request, "data")
+        take_options(EvalOptions, request)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,15 @@ def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
         (float | None, "1e-3", 1e-3),
         (str, "007", "007"),
         (Path | None, "007", Path("007")),
-        (list[int], "1,none", "must be a whole number, got 'none'"),
+        (
+            list[int],
+            "1,none",
+            "each must be a valid integer, got 'none'",
+        ),
         (Annotated[int, Range(">= 1")], "0", "must be >= 1, got 0"),
         (int, "²", "must be a whole number, got '²'"),
         (bool, "maybe", "must be true or false, got 'maybe'"),
-        (float, ".nan", "must be a finite number, got nan"),
+        (float, ".nan", "must be a number, got 'nan'"),
         (str, "", "must not be empty"),
     ],
 )

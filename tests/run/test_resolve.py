@@ -3,7 +3,7 @@
 import pytest
 
 from kd.errors import UserError
-from kd.run.resolve import Word, change, merged, resolve
+from kd.run.resolve import Word, change, class_nodes, meant_by, merged, resolve
 from kd.run.trust import Trust
 
 RECIPE = {
@@ -98,3 +98,26 @@ def test_mistakes_name_their_key(layer: dict, message: str) -> None:
         UserError, match=message.replace("?", r"\?") if "|" not in message else message
     ):
         resolve([layer])
+
+
+def test_meant_by() -> None:
+    assert meant_by("optim", "SGD") == "optim.name=sgd"
+    assert meant_by("monitor", "val/acc1") == "checkpoint.monitor=val/acc1"
+    assert meant_by("trainer.logger", "wandb") == "trainer.logger=WandbLogger"
+
+
+def test_one_walk_finds_all_that_is_built() -> None:
+    """Also a class in the arguments of one, listed or not; a class path anywhere else is plain data."""
+    inner = {"class_path": "os.system", "init_args": {}}
+    tree = merged([
+        {"model.distill_losses": {"a": {"class_path": "StandardizedLoss", "init_args": {"loss": inner}}}},
+        {"data.source": {"class_path": "mine.Pictures", "init_args": {"deep": inner, "plain": 3}}},
+        {"model.student.kwargs": {"depth": inner}, "optim.kwargs": inner},
+    ])  # fmt: skip
+    found = [(key, kind, node["class_path"]) for key, kind, node in class_nodes(tree)]
+    assert found == [
+        ("model.distill_losses.a", "loss", "kd.losses.StandardizedLoss"),
+        ("model.distill_losses.a.loss", "loss", "os.system"),
+        ("data.source", "source", "mine.Pictures"),
+        ("data.source.deep", "", "os.system"),
+    ]

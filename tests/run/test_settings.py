@@ -116,8 +116,8 @@ def test_what_is_built_takes_the_settings_in_their_order() -> None:
 
 def test_the_data_module_takes_the_fields_of_its_settings_alone() -> None:
     defaults = {field.name: getattr(DataSettings(), field.name) for field in fields(DataSettings)}
-    assert DistillationDataModule(**defaults).crop_ratio == DataSettings().crop_ratio
-    assert DistillationDataModule(None, crop_ratio=0.5).crop_ratio == 0.5
+    assert DistillationDataModule(**defaults).given.crop_ratio == DataSettings().crop_ratio
+    assert DistillationDataModule(None, crop_ratio=0.5).given.crop_ratio == 0.5
     with pytest.raises(TypeError, match="crop_ration"):
         DistillationDataModule(crop_ration=0.5)
     with pytest.raises(ValueError, match="crop_ratio must be"):

@@ -12,6 +12,7 @@ import yaml
 from kd.cli import main
 from kd.errors import UserError
 from kd.run.build import student_in
+from kd.run.gate import vouched
 from kd.run.request import translate
 from kd.run.trust import (
     ALL,
@@ -21,7 +22,6 @@ from kd.run.trust import (
     refused,
     remember_made,
     trusted_class,
-    vouched,
 )
 from tests._helpers import ROOT
 
@@ -126,7 +126,7 @@ def test_trust_in_the_settings_is_not_trust_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "student.safetensors"
     typed, all_ = ([{"model.student.builder": "mine.Net"}], []), ([], ["--trust"])
     for (overrides, words), expected in ((typed, ["mine.Net"]), (all_, [ALL])):
-        settings = vouched([], overrides, words, all_own=True)
+        settings = vouched(overrides, words, all_own=True)
         assert ALL in settings and settings.file is None
         of_file = pickle.loads(pickle.dumps(settings.of(file)))
         assert (of_file.file, [*of_file], of_file.words) == (file, expected, tuple(words))
@@ -149,8 +149,13 @@ def test_what_builds_takes_a_trust_and_only_the_gate_makes_one() -> None:
                 makes.add(name)
             if isinstance(node, ast.Constant) and node.value == "--trust":
                 says.add(name)
-    assert makes == {"run/trust.py"}
-    assert says == {"run/trust.py", "run/request.py", "fleet/jobs/places/sagemaker.py"}
+    assert makes == {"run/trust.py", "run/gate.py"}
+    assert says == {
+        "run/trust.py",
+        "run/gate.py",
+        "run/request.py",
+        "fleet/jobs/places/sagemaker.py",
+    }
 
 
 def test_a_strangers_cache_of_answers_has_no_folder_of_his(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.run.present import check_pictures
+from kd.run.needs import check_pictures
 from kd.ship.predict_words import find_pictures
 
 

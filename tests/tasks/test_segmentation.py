@@ -375,7 +375,7 @@ def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
             ["model.task=Classification"],
             "model.task: Classification needs one label a picture, data.source gives masks",
         ),
-        (["model.student.arch=vgg11x"], "model.student.arch: timm has no model 'vgg11x'"),
+        (["model.student.arch=vgg11x"], "model.student.arch: must be one of timm's models"),
         *[([f"model.distill_losses.x={name}"], f"distill_losses.x: {name} is not defined for masks; PixelKDLoss")
           for name in ("KDLoss", "WSLDLoss")],
     ],

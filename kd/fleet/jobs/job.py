@@ -303,9 +303,9 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
     if run.config["optim"]["kwargs"]:  # the optimizer says what it takes: torch
-        from kd.run.build import check_groups
+        from kd.optim import OptimSpec
 
-        check_groups(run)
+        OptimSpec(**run.config["optim"])
     refuse_random_weights(run.config)
     config = run.config
     _check_machines(config, machines, data_machines)

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from kd.config.kinds import Checked, Range, checked_group
 from kd.errors import UserError
-from kd.run.options import CommandOptions, take_options
-from kd.run.request import Request
+from kd.run.options import CommandOptions
 from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
@@ -52,8 +51,10 @@ class Budget(CommandOptions):
 
 @checked_group
 class SizeOptions(Conditions, Budget):
-    """What ``kd-size`` is given beside the settings of a run."""
+    """What ``kd-size`` is given beside the settings of a run, or a trained run's folder."""
 
+    OTHERS = "run"
+    WORDS = (0, 1)
     candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
     """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
     archs: list[str] = field(default_factory=list)
@@ -76,15 +77,13 @@ class SizeOptions(Conditions, Budget):
         return 60 if self.archs else 0
 
 
-def plan(request: Request) -> SizeOptions:
-    """Takes ``kd-size``'s keys out of a command line and checks them; the recipe's settings stay in ``request``.
+def check_plan(options: SizeOptions) -> None:
+    """Checks what ``kd-size``'s options say of each other and of this machine.
 
     Raises:
         UserError: a key with a wrong value, ``int8`` where the runtime has none, or a missing extra.
     """
-    options = take_options(SizeOptions, request, "run")
     if options.int8 and options.runtime == "torch":
         raise UserError("int8: runtime=torch has no int8 (runtime=onnx and openvino have)")
     if options.runtime != "torch":
         find_format(options.runtime).check(f"runtime={options.runtime}", options.int8)
-    return options

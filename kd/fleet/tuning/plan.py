@@ -19,9 +19,9 @@ from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys
 from kd.run.gate import check_foreign
+from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, take
 from kd.run.paths import part_of
-from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import Trust, is_own

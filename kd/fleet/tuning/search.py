@@ -14,8 +14,8 @@ from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, epoch_values, lock_trial
 from kd.progress import bar
-from kd.run.needs import teachers_in
 from kd.run.train_first import train_teacher_first
+from kd.settings import teachers_in
 from kd.storage.writing import guard, make_folder
 
 say = partial(print, flush=True)

@@ -17,10 +17,10 @@ from tests._helpers import run_cli
     [
         (
             "processes=1,two",
-            "processes: each must be a whole number, got 'two'",
+            "processes: each must be a valid integer, got 'two'",
         ),
         ("processes=1", "processes: must name more than one number"),
-        ("strategies=ddp,zero4", "strategies: each must be one of ddp, zero, fsdp, got 'zero4'"),
+        ("strategies=ddp,zero4", "strategies: each must be 'ddp', 'zero' or 'fsdp', got 'zero4'"),
         ("steps=2", "steps: must be >= 5, got 2"),
         ("machines=8", "no key 'machines'"),
         ("network=25", "network: is not assumed any more; gpus=N predicts from what was measured"),

@@ -16,13 +16,14 @@ from kd.errors import UserError
 from kd.fleet.sizing import search, timing
 from kd.fleet.sizing.candidates import candidates, drawing
 from kd.fleet.sizing.page import headline, sections, table
-from kd.fleet.sizing.plan import Conditions, plan
+from kd.fleet.sizing.plan import Conditions, SizeOptions, check_plan
 from kd.fleet.sizing.scores import hold_out
 from kd.fleet.sizing.search import check, choose
 from kd.fleet.sizing.timing import Drawn, several
 from kd.report.html import write_page
 from kd.report.sized import candidate_of, card_of
 from kd.run.build import build
+from kd.run.options import take_options
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe
@@ -291,7 +292,7 @@ WRONG = {
     "int8=true": "int8: runtime=torch has no int8",
     "candidates=0": "candidates: must be >= 1 and <= 1000, got 0",
     "archs=": "archs: must not be empty",
-    "img_sizes=big": "img_sizes: each must be a whole number",
+    "img_sizes=big": "img_sizes: each must be a valid integer",
     "latency=3": "no key 'latency'",
     "data.source.root=nowhere": "nowhere",
     "archs=resnet999": "timm has no model 'resnet999'",
@@ -318,7 +319,7 @@ def test_wrong_use_is_one_line_and_writes_nothing(
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openvino", None)
     with pytest.raises(kd.errors.UserError, match="runtime=openvino: needs the extra openvino"):
-        plan(translate(["recipe=x", "runtime=openvino"]))
+        check_plan(take_options(SizeOptions, translate(["recipe=x", "runtime=openvino"])))
 
 
 def test_a_teacher_that_gives_no_layers(

@@ -110,7 +110,7 @@ def test_student_and_teacher_in_every_runtime(
     ("item", "message"),
     [
         ("runtime=torch,tensorrt", "has no export 'tensorrt' that this machine made (kd-export"),
-        ("batch=1,none", "batch: each must be a whole number, got 'none'"),
+        ("batch=1,none", "batch: each must be a valid integer, got 'none'"),
         ("seconds=-1", "seconds: must be > 0 and < 3600, got -1"),
     ],
 )
