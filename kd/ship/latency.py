@@ -225,10 +225,17 @@ def times_here(
         seconds: for which each is timed.
         label: of the bar.
     """
-    measures = {key: partial(_measure_here, call) for key, call in calls.items()}
-    with bar(label=label, unit=" turns", total=TURNS * len(calls)) as shown:
+    measures = {}
+    for key, call in calls.items():
+        measures[key] = partial(_measure_here, call)
+    total = TURNS * len(calls)
+    with bar(label=label, unit=" turns", total=total) as shown:
         turns = in_turns(measures, seconds, shown)
-    return {key: medians(rounds)["median_ms"] for key, (rounds, _) in turns.items()}
+    times = {}
+    for key, (rounds, _) in turns.items():
+        of_all = medians(rounds)
+        times[key] = of_all["median_ms"]
+    return times
 
 
 def _measure_here(call: Callable[[], object], runs: int) -> tuple[list[float], float]:

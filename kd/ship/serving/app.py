@@ -146,12 +146,15 @@ class Server:
 
         predictions = []
         for (file, _), by_model in zip(uploads, answered, strict=True):
-            read = {name: self._read(numbers, top) for name, numbers in by_model.items()}
-            if self.rule is not None:
-                ((name, answer_of_one),) = read.items()
-                predictions.append({"file": file, "by": name, **answer_of_one})
+            read: dict[str, Any] = {}
+            for name, numbers in by_model.items():
+                read[name] = self._read(numbers, top)
+            if self.rule is None:
+                shown = read.pop("student") | read
             else:
-                predictions.append({"file": file, **read.pop("student"), **read})
+                name, of_one = read.popitem()
+                shown = {"by": name} | of_one
+            predictions.append({"file": file} | shown)
         about = {"arch": self.manifest.arch, "task": self.manifest.task}
         return JSONResponse({**about, "predictions": predictions})
 
