@@ -104,7 +104,9 @@ def _matched(counts: Tensor) -> Tensor:
     Args:
         counts: pictures by the teacher's column and their class, ``(C, C)``.
     """
-    stays = torch.eye(len(counts), dtype=counts.dtype)
-    gains = (len(counts) + 1) * counts + stays
+    columns = len(counts)
+    stays = torch.eye(columns, dtype=counts.dtype)
+    of_picture = columns + 1  # more than all that stay together
+    gains = of_picture * counts + stays
     _, order = scipy.optimize.linear_sum_assignment(gains, maximize=True)
     return torch.from_numpy(order)

@@ -267,7 +267,8 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
         ``image``, a data URL of all in one picture, and ``panels``, their names from left to right.
     """
     truth = maps["truth"]
-    sheet = side_by_side(picture, maps, (truth >= 0) & (truth < classes), classes)
+    is_class = (truth >= 0) & (truth < classes)
+    sheet = side_by_side(picture, maps, is_class, classes)
     panels = ["picture", *maps]
     image = thumbnail(sheet, SIDE * len(panels))
     return {"image": image, "panels": panels}

@@ -94,9 +94,13 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
     outer = inner[: inner.rstrip(".").rfind(".") + 1]
     named: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        is_classifier = key.startswith(f"{outer}classifier.")
-        name = key.removeprefix(outer if is_classifier else inner)
-        if is_classifier or (key.startswith(inner) and not UNUSED.match(name)):
+        if key.startswith(inner):
+            name = key.removeprefix(inner)
+        elif key.startswith(f"{outer}classifier."):
+            name = key.removeprefix(outer)
+        else:
+            continue
+        if not UNUSED.match(name):
             named[_timm_name(name, library)] = value
     # queries, keys and values, each (D, D), in one layer (3 D, D)
     for query in [name for name in named if ".attn.q." in name]:

@@ -391,9 +391,11 @@ class Taps:
         height, width = self._size
         first, second, third = x.shape[1:]
         of_picture = math.log(height / width)
-        channels_first = math.log(second / third) - of_picture
-        channels_last = math.log(first / second) - of_picture
-        return abs(channels_first), abs(channels_last)
+        if_first = math.log(second / third)
+        if_last = math.log(first / second)
+        channels_first = abs(if_first - of_picture)
+        channels_last = abs(if_last - of_picture)
+        return channels_first, channels_last
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's shape; where that leaves it open, by what

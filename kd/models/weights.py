@@ -269,11 +269,16 @@ def _names_in(content: object) -> list[str]:
 def _name_list(value: Any) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping):
-        if all(type(number) is int for number in value.values()):
+        are_numbers_by_name = all(type(number) is int for number in value.values())
+        are_names_by_number = all(str(key).isdecimal() for key in value)
+        if are_numbers_by_name:
             value = sorted(value, key=value.__getitem__)
-        elif all(str(key).isdecimal() for key in value):
-            value = [value[key] for key in sorted(value, key=int)]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        elif are_names_by_number:
+            numbers = sorted(value, key=int)
+            value = [value[number] for number in numbers]
+    if not isinstance(value, (list, tuple)):
+        return []
+    if not all(isinstance(name, str) for name in value):
         return []
     return list(value)
 

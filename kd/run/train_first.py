@@ -69,7 +69,10 @@ def train_teacher_if_missing(run: Run) -> list[str]:
     source = None if run.splits is None else run.splits.source
     trained = train_teacher_first(run.config, run.overrides, run.trusted, source)
     run.change(trained)
-    return [f"{key}={value or 'null'}" for key, value in trained.items()]
+    words = []
+    for key, value in trained.items():
+        words.append(f"{key}={value or 'null'}")
+    return words
 
 
 def train_teacher_first(
@@ -223,10 +226,12 @@ def _with_steps(size: float, pictures: int) -> float:
         pictures: that one process trains on in an epoch.
     """
     most = AUTO_STAYS if math.isinf(size) else size
-    if size <= 4 or pictures >= LEAST_STEPS * most:
+    enough = LEAST_STEPS * most
+    if size <= 4 or pictures >= enough:
         return size
     largest = max(1, pictures // LEAST_STEPS)
-    return 2 ** max(2, int(math.log2(largest)))
+    power = int(math.log2(largest))
+    return 2 ** max(2, power)
 
 
 def _batch(config: Mapping[str, Any]) -> float:

@@ -110,8 +110,10 @@ def starting_labels(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, floa
     logits_MC = left_out_MC - 0.5
     scale = best_scale(logits_MC, targets_MC, F.binary_cross_entropy_with_logits)
     is_yes_MC = logits_MC > 0
-    right = float((is_yes_MC * targets_MC).sum())
-    f1 = 2 * right / max(1.0, float(is_yes_MC.sum() + targets_MC.sum()))
+    is_right_MC = is_yes_MC * targets_MC
+    right = float(is_right_MC.sum())
+    answered_and_true = is_yes_MC.sum() + targets_MC.sum()
+    f1 = 2 * right / max(1.0, float(answered_and_true))
     return scale * weight_CD, scale * (bias_C - 0.5), f1
 
 

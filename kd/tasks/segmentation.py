@@ -159,16 +159,22 @@ class Segmentation(Task):
             answers: class ids ``(H, W)`` on the CPU, of the mask under ``truth``, of each model under its name.
             classes: names by class id.
         """
-        known = self._valid(answers["truth"].long())
-        panels = side_by_side(picture, answers, known, len(classes))
+        truth = answers["truth"].long()
+        known = self._valid(truth)
+        count = len(classes)
+        panels = side_by_side(picture, answers, known, count)
 
         # a band with the names above the panels
         height, width = panels.shape[:2]
-        sheet = Image.new("RGB", (width, BAND + height), "white")
-        sheet.paste(Image.fromarray(panels), (0, BAND))
+        size = (width, BAND + height)
+        sheet = Image.new("RGB", size, "white")
+        below_band = (0, BAND)
+        sheet.paste(Image.fromarray(panels), below_band)
         draw = ImageDraw.Draw(sheet)
-        for place, name in enumerate(["picture", *answers]):
-            draw.text((2 + place * picture.shape[1], 2), name, fill="black")
+        left = 2
+        for name in ("picture", *answers):
+            draw.text((left, 2), name, fill="black")
+            left += picture.shape[1]
         return sheet
 
     def fidelity(self, classes: int) -> Fidelity:

@@ -128,16 +128,22 @@ class ConvNeXtStart(CNNStart):
         """
         teacher = self.teacher
         # what reads the stem's stream, then each stage's after its blocks
-        ends = [list(stage.downsample.children())[1:] for stage in teacher.stages]
+        ends: list[list[Part]] = []
+        for stage in teacher.stages:
+            norm_and_convolution = list(stage.downsample.children())
+            ends.append(norm_and_convolution[1:])
         classifier = teacher.head.fc
         ends.append([classifier] if isinstance(classifier, nn.Linear) else [])
         streams = []
         if not self.stem_is_first_stage:
             width = self.student.stem[0].out_channels
             streams.append(ChannelStream(width, _readers(ends[0])))
-        for small, big, end in zip(self.student.stages, teacher.stages, ends[1:], strict=True):
+        stages = zip(self.student.stages, teacher.stages, ends[1:], strict=True)
+        for small, big, end in stages:
+            width = _width(small)
             layers = [block.mlp.fc1 for block in big.blocks]
-            streams.append(ChannelStream(_width(small), _readers([*layers, *end])))
+            readers = _readers([*layers, *end])
+            streams.append(ChannelStream(width, readers))
         return streams
 
     def stem(
@@ -149,19 +155,24 @@ class ConvNeXtStart(CNNStart):
         """
         layer, norm = self.student.stem
         of_teacher, teacher_norm = self.teacher.stem
-        links = links_of([layer]), links_of([of_teacher])
-        colours = torch.arange(of_teacher.in_channels)
         runs = layer, of_teacher
+        links = [links_of([each]) for each in runs]
+        colours = torch.arange(of_teacher.in_channels)
         patches, teacher_patches = follow(links, runs, ours, theirs, colours, lambda _: [after])
+        after_stem = [norm(maps) for maps in patches]
+        after_teachers = [teacher_norm(maps) for maps in teacher_patches]
         count = rows_needed(layer) // len(ours)
-        normed = []
+        given = []
         wanted = []
-        for number, (maps, teacher_maps) in enumerate(zip(patches, teacher_patches, strict=True)):
+        for number, teacher_maps in enumerate(after_teachers):
             positions = positions_in(teacher_maps, number, count)
-            normed.append(channels_at(norm(maps), positions))
-            wanted.append(channels_at(teacher_norm(teacher_maps), positions)[:, after])
-        fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
-        return list(map(norm, patches)), list(map(teacher_norm, teacher_patches))
+            rows = channels_at(after_stem[number], positions)
+            teacher_rows = channels_at(teacher_maps, positions)
+            given.append(rows)
+            wanted.append(teacher_rows[:, after])
+        fit_scale_and_shift(norm, torch.cat(given), torch.cat(wanted))
+        after_stem = [norm(maps) for maps in patches]
+        return after_stem, after_teachers
 
     def between_stages(
         self,

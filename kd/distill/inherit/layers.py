@@ -264,7 +264,11 @@ def _fit_chosen_heads(
     teacher_width = teacher.num_heads * teacher.head_dim
     rows = torch.cat([columns + part * teacher_width for part in range(QKV_PARTS)])
     start = _folded_qkv(targets)[rows]
-    _fit_qkv(attention, targets, normed, lambda part: part.qkv[..., rows].float(), start)
+
+    def select(part: BlockActivations) -> Tensor:
+        return part.qkv[..., rows].float()
+
+    _fit_qkv(attention, targets, normed, select, start)
     for norm in ("q_norm", "k_norm"):
         teacher_norm = getattr(teacher, norm)
         getattr(attention, norm).load_state_dict(teacher_norm.state_dict())
@@ -336,7 +340,11 @@ def _fit_mapped_heads(
     outputs = torch.cat([part.heads for part in targets.guide])
     qkv_map, student_write = map_heads(qkv, outputs, write, student_heads, teacher_heads)
     start = qkv_map @ _folded_qkv(targets)
-    _fit_qkv(attention, targets, normed, lambda part: part.qkv.float() @ qkv_map.T, start)
+
+    def select(part: BlockActivations) -> Tensor:
+        return part.qkv.float() @ qkv_map.T
+
+    _fit_qkv(attention, targets, normed, select, start)
     return student_write
 
 

@@ -228,7 +228,9 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
     for inputs_RCk, outputs_RC in pairs:
         x_CRk = inputs_RCk.transpose(0, 1).double()
         y_CR1 = outputs_RC.T.double()[..., None]
-        of_parts.append((x_CRk.mT @ x_CRk, x_CRk.mT @ y_CR1, x_CRk.sum(1), y_CR1.sum(1)))
+        gram = x_CRk.mT @ x_CRk
+        cross = x_CRk.mT @ y_CR1
+        of_parts.append((gram, cross, x_CRk.sum(1), y_CR1.sum(1)))
         count += len(inputs_RCk)
     gram_Ckk, cross_Ck1, mean_x_Ck, mean_y_C1 = (
         torch.stack(sums).sum(0) / count for sums in zip(*of_parts, strict=True)

@@ -130,7 +130,8 @@ def change_from(start: Tensor, gram: Tensor, cross: Tensor, ridge: float) -> Ten
     Returns:
         ``(..., D_out, D_in)``, float64.
     """
-    right_side = cross - gram @ start.mT.double()
+    of_start = start.mT.double()
+    right_side = cross - gram @ of_start
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     damping = ridge * diagonal.mean(-1, keepdim=True).clamp(min=1e-12)
     diagonal.add_(damping)
