@@ -343,12 +343,11 @@ class Draw:
 
     def _fidelity(self) -> Drawn:
         """Mistakes among four classes."""
-        pairs = [("ant", "bee", self.one_of((2, 12, 30))), ("cat", "dog", self.one_of((1, 11)))]
-        counts = [self.one_of((5, 40)), 40, self.one_of((5, 30)), 40]
-        names = ("ant", "bee", "cat", "dog")
-        rows = [{"name": n, "count": c, "student": 0.5} for n, c in zip(names, counts, strict=True)]
-        confusions = [{"is": a, "called": b, "student": n, "teacher": 0} for a, b, n in pairs]
-        return {"kind": "classification", "per_class": rows, "confusions": confusions}
+        bees = {"is": "ant", "called": "bee", "student": self.one_of((2, 12, 30))}
+        dogs = {"is": "cat", "called": "dog", "student": self.one_of((1, 11))}
+        counts = {"ant": self.one_of((5, 40)), "bee": 40, "cat": self.one_of((5, 30)), "dog": 40}
+        rows = [{"name": name, "count": count} for name, count in counts.items()]
+        return {"kind": "classification", "per_class": rows, "confusions": [bees, dogs]}
 
     def _metrics(self) -> list[dict[str, float]]:
         """Rows of ``metrics.csv``: two steps and a validation an epoch; flat, rising or falling."""

@@ -13,7 +13,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.machine import core_ids, cores
+from kd.machine import core_ids
 from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
@@ -332,10 +332,7 @@ class System(Callback):
         header = {
             "of": "system",
             "node": name,
-            "cores": os.cpu_count(),
-            "usable_cores": cores(),
             "core_ids": core_ids(),
-            "memory_mb": round(psutil.virtual_memory().total / MB),
             "gpus": machine.gpus.names(),
             "interval_s": self.interval_s,
         }

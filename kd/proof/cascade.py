@@ -190,9 +190,8 @@ def choose(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
         (:func:`curve`), and ``scores``: the percentiles 0 to 100 of the scores of all.
 
         With a threshold also: ``chosen`` and ``checked``, :meth:`Measured.at` on the pictures that chose and on the second
-        half (``checked`` also has its ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound
-        of the cascade's); ``asked``, how many of all N pictures, and ``share_interval``, two-sided, of their share among
-        new pictures.
+        half (``checked`` also has its ``pictures`` and the accuracy of the ``teacher``); ``asked``, how many of all N
+        pictures, and ``share_interval``, two-sided, of their share among new pictures.
     """
     count = len(measured.scores)
     order = np.random.default_rng(SEED).permutation(count)
@@ -213,14 +212,12 @@ def choose(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
     }
     if threshold is not None:
         checked_on = count - half
-        right = int(checker.right(threshold).sum())
         asked = measured.asked(threshold)
         found["chosen"] = chooser.at(threshold)
         found["checked"] = {
             **checker.at(threshold),
             "pictures": checked_on,
             "teacher": float(checker.teacher_right.mean()),
-            "least_accuracy": lower_bound(right, checked_on, 1 - confidence),
         }
         found["asked"] = asked
         found["share_interval"] = both_bounds(asked, count, 1 - confidence)

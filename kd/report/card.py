@@ -26,7 +26,6 @@ METRICS = {
     "rmse": "root mean squared error",
 }
 TEMPLATE = Path(__file__).parent / "card.md.j2"
-RARE = 10  # a class with fewer validation pictures
 FEATURES = "image-feature-extraction"  # the hub's name of what a student without a classifier does
 
 
@@ -52,28 +51,18 @@ def card(
     fidelity = run.fidelity
     results = results_of(run.folder, run.notes.append)
     task = _pipeline(run)
-    features = task == FEATURES
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
     source = str(data.get("source", "own pictures"))
-    classes = fidelity.get("per_class") or []
-    rare = 0  # classes with too few pictures for a number of their own
-    if fidelity.get("kind") == "classification":
-        rare = sum(row["count"] < RARE for row in classes)
-    unseen = 0
-    if classes:
-        unseen = data.get("classes", len(classes)) - len(classes)
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         front=Raw(_front(name, task, best, source, license_name)),
         name=name,
         task=task,
-        size=_size(settings.get("img_size")),
-        crop_ratio=settings.get("crop_ratio", 0.875),
         student=student,
         teacher=summary.get("teacher"),
         data=data,
-        features=features,
+        features=task == FEATURES,
         model=run.config.get("model") or {},
         settings=settings,
         summary=summary,
@@ -81,23 +70,16 @@ def card(
         taught=(summary.get("teacher") or {}).get("val") or {},
         metrics=METRICS,
         shown=format_metric,
+        classes=fidelity.get("per_class") or [],
+        of_pictures=fidelity.get("kind") == "classification",
         fidelity=Raw(markdown(fidelity_parts(fidelity) if fidelity else [])),
         results=Raw("\n\n".join(markdown(parts) for parts in results.values())),
-        unseen=unseen,
         licenses={
             "student": license_name,
             "teacher": teacher_license,
             "training pictures": data_license,
         },
-        few=rare,
     )
-
-
-def _size(side: int | list[int] | None) -> list[int]:
-    """Height and width of a view by the setting ``data.img_size``, in pixels; [] where a run does not have it."""
-    if isinstance(side, list):
-        return side
-    return [side, side] if side else []
 
 
 def _pipeline(run: RunRecords) -> str:

@@ -503,11 +503,14 @@ def gain_line(gain: Mapping[str, Any]) -> str:
     >>> gain_line({"over": "random", "points": 7.1, "low": 5.2, "high": 9.0})
     'it pays: +7.1 points (5.2 to 9.0) over a random start'
     """
-    size = f"{gain['points']:+.1f} points ({gain['low']:.1f} to {gain['high']:.1f})"
+    points = gain["points"]
+    low = gain["low"]
+    high = gain["high"]
+    size = f"{points:+.1f} points ({low:.1f} to {high:.1f})"
     other = STARTS.get(gain["over"], gain["over"])
-    if gain["low"] > 0:
+    if low > 0:
         return f"it pays: {size} over {other}"
-    if gain["high"] < 0:
+    if high < 0:
         return f"it does not pay: {size} against {other}"
     return f"not shown: {size} against {other}"
 

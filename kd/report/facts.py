@@ -310,9 +310,13 @@ class Facts(StepFacts):
         if not swings:
             return None
         widest = max(swings, key=lambda swing: swing.high - swing.low)
-        above = ratio(widest.high, max(widest.middle, 1e-6))
-        below = ratio(widest.middle, max(widest.low, 1e-6))
-        return widest if max(above, below) >= SWINGS else None
+        middle = max(widest.middle, 1e-6)
+        low = max(widest.low, 1e-6)
+        above = ratio(widest.high, middle)
+        below = ratio(widest.middle, low)
+        if max(above, below) < SWINGS:
+            return None
+        return widest
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
     def best_val(self) -> float | None:
@@ -322,12 +326,17 @@ class Facts(StepFacts):
         """
         metric = self.run.primary
         exported = self.run.student.get("best_val") or {}
-        if "status" in self.run.summary and metric in exported:
+        has_ended = "status" in self.run.summary
+        if has_ended and metric in exported:
             return exported[metric]
         column = f"val/{metric}"
-        values = [row[column] for row in self.run.metrics if column in row]
-        best = min if less_is_better(metric) else max
-        return best(values, default=None)
+        values = []
+        for row in self.run.metrics:
+            if column in row:
+                values.append(row[column])
+        if less_is_better(metric):
+            return min(values, default=None)
+        return max(values, default=None)
 
     def exports_its_start(self) -> bool:
         """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's

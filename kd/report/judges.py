@@ -464,8 +464,10 @@ def same_losses(
         common = [step for step in own if step in loss]
         alike = True
         for step in common:
-            difference = abs(own[step] - loss[step])
-            alike = alike and difference <= near * max(1.0, abs(own[step]))
+            own_loss = own[step]
+            difference = abs(own_loss - loss[step])
+            largest = near * max(1.0, abs(own_loss))
+            alike = alike and difference <= largest
         if len(common) >= least and alike:
             return {"name": name, "count": len(common)}
     return None

@@ -93,7 +93,13 @@ def _sizes(run: RunRecords) -> Table | None:
     models = {"teacher": run.teacher, "student": run.student}
     rows = []
     for name, model in models.items():
-        if model.get("params"):
-            rows.append([name, model.get("arch", ""), f"{model['params'] / 1e6:.3g}"])
+        params = model.get("params")
+        if params:
+            millions = params / 1e6
+            arch = model.get("arch", "")
+            rows.append([name, arch, f"{millions:.3g}"])
+    if not rows:
+        return None
     note = "" if run.latency else "kd-latency RUN measures milliseconds."
-    return Table("Size", ["", "model", "parameters (M)"], rows, note) if rows else None
+    columns = ["", "model", "parameters (M)"]
+    return Table("Size", columns, rows, note)

@@ -76,9 +76,11 @@ def of_phase(phase: str, facts: Facts) -> Limit | None:
     part = phase_share(facts.phases, phase)
     if part < limit.at:
         return None
-    text = limit.text.format(ms=facts.phases[phase], step=facts.step_ms, part=part)
+    taken_ms = facts.phases[phase]
+    evidence = limit.text.format(ms=taken_ms, step=facts.step_ms, part=part)
     more, lever, gain = limit.lever(facts, part)
-    return Limit(limit.bound, text + more, lever, gain)
+    text = evidence + more
+    return Limit(limit.bound, text, lever, gain)
 
 
 def _cheaper_teacher(facts: Facts, part: float) -> Lever:

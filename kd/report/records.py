@@ -445,8 +445,10 @@ def read_results(folder: Path) -> RunRecords:
     Its ``notes`` name a missing ``summary.json`` or ``config.yaml``, and each of the three that is damaged.
     """
     run = RunRecords(folder)
-    run.summary = masked(_mapping(folder / "summary.json", run.notes))
-    run.config = masked(_mapping(folder / "config.yaml", run.notes))
+    summary = _mapping(folder / "summary.json", run.notes)
+    config = _mapping(folder / "config.yaml", run.notes)
+    run.summary = masked(summary)
+    run.config = masked(config)
     run.metrics = _metrics(folder / "metrics.csv", run.notes)
     return run
 

@@ -327,9 +327,8 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     for name, limit_of in LIMITS.items():
         call = partial(limit_of, facts)
         limit = attempt(f"limit {name}", failures, call)
-        gain = limit.gain if limit else None
-        if limit is not None and gain is not None and gain >= least:
-            worthy.append((gain, limit))
+        if limit is not None and limit.gain is not None and limit.gain >= least:
+            worthy.append((limit.gain, limit))
     worthy.sort(key=itemgetter(0), reverse=True)
 
     # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.

@@ -193,11 +193,16 @@ def status(run: RunRecords) -> str:
     """
     if "status" in run.summary:
         return str(run.summary["status"])
-    newest_t = max((header.get("t", 0.0) for header in run.headers.values()), default=0.0)
+    newest_t = 0.0
+    for header in run.headers.values():
+        newest_t = max(newest_t, header.get("t", 0.0))
     for steps in run.steps.values():
         if steps:
             newest_t = max(newest_t, steps[-1]["t"])
-    return "running" if time.time() - newest_t < RUNNING_S else "ended early"
+    silent_s = time.time() - newest_t
+    if silent_s < RUNNING_S:
+        return "running"
+    return "ended early"
 
 
 def _about(metric: str, model: dict[str, Any]) -> str:
@@ -331,14 +336,19 @@ def _machine_series(run: RunRecords) -> dict[str, list[float]]:
     """What the samples of all machines hold, in % by name: cores, memory, each GPU."""
     series = {}
     for node, samples in run.samples.items():
-        where = f", {node}" if len(run.samples) > 1 else ""
-        series[f"CPU{where} (%)"] = [mean(sample["cpu"]) for sample in samples]
-        series[f"memory{where} (%)"] = [sample["mem"] for sample in samples]
+        where = ""
+        if len(run.samples) > 1:
+            where = f", {node}"
+        of_cores = [mean(sample["cpu"]) for sample in samples]
+        of_memory = [sample["mem"] for sample in samples]
+        series[f"CPU{where} (%)"] = of_cores
+        series[f"memory{where} (%)"] = of_memory
         for number, readings in enumerate(gpus_of(samples)):
+            gpu = f"GPU {number}"
             use = _known(readings, "util")
             memory = _known(readings, "mem")
-            series[f"GPU {number} utilisation{where} (%)"] = use
-            series[f"GPU {number} memory{where} (%)"] = memory
+            series[f"{gpu} utilisation{where} (%)"] = use
+            series[f"{gpu} memory{where} (%)"] = memory
     return series
 
 
@@ -355,13 +365,20 @@ def _operations(facts: Facts) -> Table | None:
     window = facts.windows[-1]
     rows: list[list[Cell]] = []
     for operation in window["top"]:
+        name = operation["name"]
+        within = operation["range"]
         percent = round(100 * operation["share"], 1)
-        row = [operation["name"], operation["range"], operation["ms"], percent, operation["calls"]]
+        row = [name, within, operation["ms"], percent, operation["calls"]]
         rows.append(row)
-    title = f"Top operations (steps {window['first']} to {window['last']})"
-    groups = [f"{name} {part:.0%}" for name, part in window.get("groups", {}).items()]
+    first = window["first"]
+    last = window["last"]
+    groups = []
+    for name, part in window.get("groups", {}).items():
+        groups.append(f"{name} {part:.0%}")
+    note = ", ".join(groups)
+    title = f"Top operations (steps {first} to {last})"
     columns = ["operation", "range", "ms a step", "%", "calls a step"]
-    return Table(title, columns, rows, ", ".join(groups), long=True)
+    return Table(title, columns, rows, note, long=True)
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str]:

@@ -341,8 +341,10 @@ class StepFacts:
             job_beside = self.loading_cores + other_processes * self.threads
             least = max(least, job_beside)
         in_use = wanted + self.other_cores
-        nearly_full = in_use > 0.75 * self.cores
-        return nearly_full and self.other_cores > least
+        nearly_all = 0.75 * self.cores
+        nearly_full = in_use > nearly_all
+        others_take_much = self.other_cores > least
+        return nearly_full and others_take_much
 
     @cached_property
     def queued(self) -> float:
@@ -427,11 +429,13 @@ def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
     if total and total["steps"]:
         count = total["steps"]
         return {name: ratio(ms, count) for name, ms in total["p"].items()}
-    steps = [step["p"] for step in run.steps.get(rank, [])[1:]]
-    names = {name for phases in steps for name in phases}
+    recorded = run.steps.get(rank, [])
+    phases = [step["p"] for step in recorded[1:]]
+    names = {name for of_step in phases for name in of_step}
     means = {}
     for name in names:
-        means[name] = mean([phases.get(name, 0.0) for phases in steps])
+        times = [of_step.get(name, 0.0) for of_step in phases]
+        means[name] = mean(times)
     return means
 
 

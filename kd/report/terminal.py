@@ -158,11 +158,17 @@ def _models(by_name: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping
     for name, result in by_name.items():
         for key, figures in result.items():
             known = [metrics for _, metrics in teachers]
-            if key.startswith("teacher") and figures not in known:
-                teacher = f"{key} of {name}" if several else key
-                teachers.append((teacher, figures))
-        student = name if several else "student"
-        students.append((student, result["student"]))
+            if not key.startswith("teacher") or figures in known:
+                continue
+            teacher = key
+            if several:
+                teacher = f"{key} of {name}"
+            teachers.append((teacher, figures))
+        student = "student"
+        if several:
+            student = name
+        figures = result["student"]
+        students.append((student, figures))
     return teachers + students
 
 
@@ -234,6 +240,7 @@ def print_diagnosis(findings: list[dict[str, str]], verdict: dict[str, Any] | No
         verdict: of :attr:`kd.report.rules.Explained.verdict`; None: the run has none.
     """
     for finding in findings:
-        print(on_terminal(f"{finding['rule']}: {finding['text']}; {finding['lever']}"))
+        line = "{rule}: {text}; {lever}".format(**finding)
+        print(on_terminal(line))
     if verdict is not None:
         print(on_terminal(f"{verdict['text']} (report.html)"))

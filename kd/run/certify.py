@@ -100,7 +100,9 @@ def check_pictures(
             f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
         )
     shared = _shared_with_val(data, place, judged)
-    if not shared or not _chose(run):
+    student = mapping_of(run / "summary.json").get("student")
+    chose_epoch = not student or student.get("best_val")  # also where the summary lacks the student
+    if not shared or not chose_epoch:
         return []
     what = "chose"
     if shared != len(judged.targets):
@@ -146,16 +148,6 @@ def _paths(splits: Iterable[Split]) -> list[str]:
             if isinstance(whole, FileSplit):
                 paths.append(os.path.realpath(whole.name(number)))
     return paths
-
-
-def _chose(run: Path) -> bool:
-    """Whether validation chose the epoch whose weights a run holds; True also where its summary lacks the student.
-
-    Args:
-        run: the run's folder.
-    """
-    student = mapping_of(run / "summary.json").get("student")
-    return not student or bool(student.get("best_val"))
 
 
 # -- how often they were looked at -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -304,10 +304,10 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
             answers.append(Answers(task, subject.classes))
             readers.insert(0, answers[-1])
         results.append(measure(subject, options, readers, own_data))
-    _add_proofs(results, measured, listeners, options, cautions)
+    parts = _add_proofs(results, measured, listeners, options, cautions)
     runs = [subject.run for subject in measured]
     evaluation = Evaluation.written(results, runs, options)
-    evaluation.parts = _parts(results[0])
+    evaluation.parts = parts
     if options.disputed and first.run is not None:
         evaluation.files.append(first.run / DISPUTED_LABELS)
     if to_table and options.out is not None:
@@ -317,15 +317,6 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     notes = [note for subject in measured for note in subject.data.source.notes]
     evaluation.notes = _notes(notes, runs, options)
     return evaluation
-
-
-def _parts(result: Mapping[str, Any]) -> list[Part]:
-    """What is printed of the first model's cascade and its disputed labels."""
-    if "cascade" in result:
-        return cascade_parts(result["cascade"])
-    if "disputed" in result:
-        return disputed_parts(result["disputed"], [])
-    return []
 
 
 def evaluate_pays(request: Request, options: EvalOptions) -> Evaluation:
@@ -389,7 +380,7 @@ def _add_proofs(
     listeners: Sequence[Listener | None],
     options: EvalOptions,
     cautions: Sequence[Sequence[str]],
-) -> None:
+) -> list[Part]:
     """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these pictures,
     also where nothing is to be proven.
 
@@ -399,17 +390,25 @@ def _add_proofs(
         listeners: of :func:`_listeners`, which have taken in all batches.
         options: of the command.
         cautions: what speaks against the pictures, a list of lines a model.
+
+    Returns:
+        What is printed of the first model's cascade or its disputed labels.
     """
+    parts: list[Part] = []
     first = measured[0]
     for listener in listeners:
         if isinstance(listener, Sureness):
-            results[0]["cascade"] = cascade_of(first, listener, options, cautions[0])
+            cascade = cascade_of(first, listener, options, cautions[0])
+            results[0]["cascade"] = cascade
+            parts = cascade_parts(cascade)
         elif isinstance(listener, Disputes):
-            results[0]["disputed"] = listener.found(first, options.place)
+            disputed = listener.found(first, options.place)
+            results[0]["disputed"] = disputed
+            parts = disputed_parts(disputed, [])
     looks = [count_look(one, options.place, "kd-eval") for one in measured]
     outcomes = [one for one in listeners if isinstance(one, PictureOutcomes)]
     if options.claim is None or not outcomes:
-        return
+        return parts
     certified = certificates(measured, outcomes, options.claim, options.place)
     for number, certificate in certified.items():
         certificate["pictures_of"] = f"split {options.split}"
@@ -422,6 +421,7 @@ def _add_proofs(
             add_looks(certificate, looks[0], f"for {first.name}")
             add_looks(certificate, looks[number], f"for {measured[number].name}")
         results[number]["certificate"] = certificate
+    return parts
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> None:

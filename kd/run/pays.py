@@ -26,7 +26,7 @@ from kd.models.segmenter import DenseModel
 from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
-from kd.proof.seeds import Gain, gain_in_accuracy
+from kd.proof.seeds import gain_in_accuracy
 from kd.report.evaluated import gain_line
 from kd.run.build import untrained_student_in
 from kd.run.eval_options import EvalOptions
@@ -290,7 +290,9 @@ def _probed(starts: Starts, options: EvalOptions, device: torch.device) -> dict[
         accuracies[name] = {"accuracy": right_SN.mean(axis=1).tolist()}
         if name != DISTILLED:
             gain = gain_in_accuracy(right_by_start[DISTILLED], right_SN)
-            gains.append({"over": name, **_points(gain)})
+            points = {"points": gain.mean, "low": gain.low, "high": gain.high}
+            shown = {key: round(100 * share, 3) for key, share in points.items()}
+            gains.append({"over": name, **shown})
 
     judged = len(labelled.class_ids) - labelled.bank
     how = (
@@ -320,15 +322,6 @@ def _right(features: Tensor, labelled: Labelled, seed: int) -> np.ndarray:
     half = half_of_each_class(labels[:bank], seed)
     is_right = ridge_outcomes(features[half], labels[half], features[bank:], labels[bank:])
     return is_right.cpu().numpy()
-
-
-def _points(gain: Gain) -> dict[str, float]:
-    """A gain in points, with its interval."""
-    return {
-        "points": round(100 * gain.mean, 3),
-        "low": round(100 * gain.low, 3),
-        "high": round(100 * gain.high, 3),
-    }
 
 
 def _notes(data: DistillationDataModule, judged: int) -> list[str]:
