@@ -164,41 +164,6 @@ def test_machines_without_a_common_disk_go_on_with_their_run(
     assert not [name for name in names(url) if name.startswith("tiny/001")]
 
 
-@pytest.mark.slow  # what each machine finds: tests/run/test_place.py, every way in every state
-def test_machines_that_go_on_with_the_same_run_are_told(
-    recipe: Path,
-    s3: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    url, mine = f"{s3}/runs", "trust=tests._stop"
-    assert train_main([f"recipe={recipe}", f"runs_dir={url}", f"trainer.callbacks+={STOP}"]) == 143
-    first = on_disk(f"{url}/tiny/000", "runs_dir")
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
-    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 0
-    second = on_disk(f"{url}/tiny/000", "runs_dir")
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
-    # the way on that the first machine was told: it has less of the run than the store
-    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
-    assert (first / "metrics.csv").read_bytes() == (second / "metrics.csv").read_bytes()
-    files, path = file_system(f"{url}/tiny/000")
-    (first / "note.txt").write_text("mine")  # as if it had not been sent
-    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
-    assert files.cat_file(f"{path}/note.txt") == b"mine"
-    shutil.copy(first / "checkpoints" / "previous.ckpt", first / "checkpoints" / "last.ckpt")
-    files.pipe_file(f"{path}/checkpoints/last.ckpt", b"another")
-    capsys.readouterr()
-    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 2
-    assert "the run has continued both in" in capsys.readouterr().err
-    assert (
-        train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0
-    )  # by itself
-    shutil.copytree(first, tmp_path / "alone", ignore=shutil.ignore_patterns(".*"))
-    assert train_main([f"resume={tmp_path / 'alone'}", f"runs_dir={url}", mine]) == 2
-    assert f"runs_dir: {url} has no run {tmp_path / 'alone'}" in capsys.readouterr().err
-
-
 def test_what_another_machine_writes_is_not_overwritten(
     recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

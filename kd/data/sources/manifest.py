@@ -149,8 +149,6 @@ class Manifest(Source):
                 self._rows[file] = self._read(
                     content.decode("utf-8-sig"), Path(file).suffix.lower()
                 )
-            if key == "data.source.train":
-                self._named = {*self._rows[file]}
         return self._rows[file]
 
     def _read(self, text: str, suffix: str) -> dict[str | None, Rows]:
@@ -270,8 +268,7 @@ class Manifest(Source):
         if split in self.lists:
             return True
         if self._named is None:
-            self._by_split("train")
-        assert self._named is not None
+            self._named = {*self._by_split("train")}
         return split in self._named or (split == "val" and "test" in self._named)
 
     # -- a split -----------------------------------------------------------------------------------------------------
