@@ -236,6 +236,11 @@ class DistillationDataModule(LightningDataModule):
         targets = self.split("train").targets
         unlabelled = self.splits.unlabelled()
         labelled = len(targets) - unlabelled
+        classes = draw = None
+        if self.given.balance_classes:
+            classes = np.asarray(targets[:labelled])
+        if self.given.sampler is not None:
+            draw = draw_by(self.given.sampler, targets[:labelled])
         return TrainBatches(
             labelled,
             self.batch_size,
@@ -246,8 +251,8 @@ class DistillationDataModule(LightningDataModule):
             ratio=self.given.unlabeled_ratio,
             views=self.views,
             paired=self.augment.mixes,
-            classes=np.asarray(targets[:labelled]) if self.given.balance_classes else None,
-            draw=draw_by(self.given.sampler, targets[:labelled]),
+            classes=classes,
+            draw=draw,
         )
 
     @property

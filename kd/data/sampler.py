@@ -252,8 +252,8 @@ class TrainBatches(Sampler[list[Key]]):
             yield list(zip(samples, views_of_samples, strict=True))
 
 
-def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw | None:
-    """The samples of an epoch as a class of the user's draws them; None without one.
+def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
+    """The samples of an epoch as a class of the user's draws them.
 
     Args:
         sampler: has ``draw(targets, epoch, rng)``, which returns numbers of samples, each from 0 to ``len(targets) - 1``,
@@ -264,8 +264,6 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw | None:
     Raises:
         UserError: it has no such method; later, from the result: it draws something else.
     """
-    if sampler is None:
-        return None
     name = type(sampler).__name__
     if not hasattr(sampler, "draw"):
         needs = "draw(self, targets, epoch, rng), which returns the numbers of an epoch's pictures"

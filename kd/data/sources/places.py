@@ -168,11 +168,11 @@ class Store:
         return {name: value for name, value in vars(self).items() if name != "_urls"}
 
     def _in(self, folder: str) -> list[str]:
-        """What follows the folder in the URLs of all files below it, sorted."""
+        """The URLs of all files below a folder, sorted."""
         start = f"{folder}/"
         first = bisect_left(self._urls, start)
         end = bisect_left(self._urls, start + PREFIX_END)
-        return [url[len(start) :] for url in self._urls[first:end]]
+        return self._urls[first:end]
 
     def is_folder(self, folder: str) -> bool:
         """Whether a file is below the URL: a store has no empty folders."""
@@ -180,18 +180,21 @@ class Store:
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders in a folder, from the listing."""
-        return list({name.partition("/")[0] for name in self._in(folder) if "/" in name})
+        names = (url.removeprefix(f"{folder}/") for url in self._in(folder))
+        return list({name.partition("/")[0] for name in names if "/" in name})
 
     def files(self, folder: str) -> list[str]:
         """Names of the files in a folder, from the listing."""
-        return [name for name in self._in(folder) if "/" not in name]
+        names = (url.removeprefix(f"{folder}/") for url in self._in(folder))
+        return [name for name in names if "/" not in name]
 
     def below(self, folder: str) -> Iterator[str]:
         """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
         out.
         """
-        names = self._in(folder)
-        return (f"{folder}/{name}" for name in names if not any(map(is_hidden, name.split("/"))))
+        for url in self._in(folder):
+            if not any(map(is_hidden, url.removeprefix(f"{folder}/").split("/"))):
+                yield url
 
     def open(self, file: str) -> IO[bytes]:
         """A file's content, from the local copies where it is among them; else it is fetched whole by this process.
