@@ -299,7 +299,8 @@ class DistillationDataModule(LightningDataModule):
         max_pixels = self.splits.max_pixels
         view = EvalView(self.size, self.given.crop_ratio, max_pixels)
         if not of_source:
-            return PictureSet(split, view, self.seed, max_pixels=max_pixels), Collate()
+            pictures = PictureSet(split, view, self.seed, max_pixels=max_pixels)
+            return pictures, Collate()
         classes = len(self.source.classes)
         collate = Collate(None, self.source.kind, classes)
         return self._pictures(split, view), collate
@@ -397,8 +398,9 @@ class DistillationDataModule(LightningDataModule):
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
         strategy = getattr(self.trainer, "strategy", None)
-        on_gpu = strategy is None or strategy.root_device.type == "cuda"
-        pinned = torch.cuda.is_available() and on_gpu
+        pinned = torch.cuda.is_available()
+        if strategy is not None and strategy.root_device.type != "cuda":
+            pinned = False
         return Loader.of(data, batches, collate, self.num_workers, pinned)
 
     def sample_pictures(self, count: int, label: str = "training pictures") -> Tensor:
@@ -425,12 +427,15 @@ class DistillationDataModule(LightningDataModule):
         split = self.split("train")
         targets = split.targets
         pictures, _ = self._evaluation(split)
-        shuffled = TrainBatches(len(targets), 1, self.seed).order(0)
+        batches = TrainBatches(len(targets), 1, self.seed)
+        shuffled = batches.order(0)
         numbers = iter(shuffled.tolist())
         if labelled:
             numbers = filter(lambda i: _is_label(targets[i]), numbers)
-        stack = partial(self.source.kind.stack, classes=len(self.source.classes))
-        return SampledPictures(pictures, targets, list(islice(numbers, count)), stack)
+        first = list(islice(numbers, count))
+        classes = len(self.source.classes)
+        stack = partial(self.source.kind.stack, classes=classes)
+        return SampledPictures(pictures, targets, first, stack)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -227,7 +227,11 @@ SESSION = os.urandom(16)
 def _is_own(module: str) -> bool:
     """Whether an imported module, by its full name, is the user's: not Python's, kd's, or an installed package's."""
     package, _, _ = module.partition(".")
-    if module not in sys.modules or package in sys.stdlib_module_names or package == "kd":
+    if module not in sys.modules:
         return False
-    file = getattr(sys.modules[module], "__file__", None) or ""
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    if package == "kd" or package in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules[module], "__file__", None)
+    folders = Path(file or "").parts
+    is_installed = "site-packages" in folders or "dist-packages" in folders
+    return not is_installed

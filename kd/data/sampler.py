@@ -273,10 +273,14 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
 
     def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
         """The sampler's indices of an epoch, checked: whole numbers of samples, any number of times each."""
-        numbers = np.asarray(sampler.draw(targets, epoch, rng))
+        drawn = sampler.draw(targets, epoch, rng)
+        numbers = np.asarray(drawn)
         are_whole = np.issubdtype(numbers.dtype, np.integer)
-        is_list = numbers.ndim == 1 and len(numbers) > 0 and are_whole
-        if not is_list or numbers.min() < 0 or numbers.max() >= count:
+        is_list = numbers.ndim == 1 and len(numbers) > 0
+        fits = is_list and are_whole
+        if fits:
+            fits = numbers.min() >= 0 and numbers.max() < count
+        if not fits:
             wanted = f"a list of whole numbers from 0 to {count - 1}"
             raise UserError(f"data.sampler: {name}.draw must return {wanted}")
         return numbers
@@ -363,7 +367,12 @@ class EvalBatches(Sampler[list[Key]]):
         padding = (0, -1)
         for start in range(0, self.share, self.batch_size):
             end = min(self.share, start + self.batch_size)
-            numbers = range(
-                self.rank + start * self.world_size, end * self.world_size, self.world_size
-            )
-            yield [(int(self.order[n]), 0) if n < self.length else padding for n in numbers]
+            first = self.rank + start * self.world_size
+            last = end * self.world_size
+            keys = []
+            for number in range(first, last, self.world_size):
+                key = padding
+                if number < self.length:
+                    key = (int(self.order[number]), 0)
+                keys.append(key)
+            yield keys

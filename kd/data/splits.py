@@ -328,7 +328,11 @@ class Splits:
         for i, picture in enumerate(of_train):
             for number in numbers.pop(picture, ()):
                 names[number] = train.name(i)
-        return [(val.name(i), names[i]) for i in sorted(names)]
+        pairs = []
+        for i in sorted(names):
+            name = val.name(i)
+            pairs.append((name, names[i]))
+        return pairs
 
     def prepare(self) -> None:
         """Lists and checks ``train``, ``val`` and ``probe`` before training; every process calls it.
@@ -399,9 +403,14 @@ class Splits:
         """What is known of the data, without the facts of classes; see :func:`info_of`."""
         sizes = {"unlabeled": self.unlabelled()}
         for name in ("train", "val"):
-            sizes[name] = sum(len(part.targets) for part in self.parts(name))
-        targets = self.parts("train")[0].targets
-        probed = bool(self.probe and self.listed("probe"))
+            sizes[name] = 0
+            for part in self.parts(name):
+                sizes[name] += len(part.targets)
+        labelled_part = self.parts("train")[0]
+        targets = labelled_part.targets
+        probed = False
+        if self.probe:
+            probed = bool(self.listed("probe"))
         return info_of(self.source, sizes, targets, self.given, probed)
 
 
@@ -422,11 +431,14 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     if isinstance(column, Column) and column.holds_ids:
         ids = column.values
     chosen = []
-    for numbers in sorted(by_value(ids), key=lambda group: group[0]):
-        count = max(1, round(fraction * len(numbers)))
-        count = min(count, len(numbers) - 1)
-        chosen.append(rng.permutation(numbers)[:count])
-    return np.sort(np.concatenate(chosen))
+    groups = sorted(by_value(ids), key=lambda group: group[0])
+    for numbers in groups:
+        share = round(fraction * len(numbers))
+        count = min(max(1, share), len(numbers) - 1)
+        shuffled = rng.permutation(numbers)
+        chosen.append(shuffled[:count])
+    all_chosen = np.concatenate(chosen)
+    return np.sort(all_chosen)
 
 
 def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:

@@ -95,8 +95,10 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
     """
     if source is None or not source["class_path"].endswith(".FoodTagMini"):
         return
-    sizes = [str(source["init_args"][f"{split}_per_class"]) for split in ("train", "val")]
-    if any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
+    arguments = source["init_args"]
+    sizes = [str(arguments["train_per_class"]), str(arguments["val_per_class"])]
+    name = f"foodtag-mini-*-{'x'.join(sizes)}"
+    if any(folder.glob(name)):
         return
     command = python("-c", DRAW, str(folder), *sizes)
     environment = {**os.environ, PARENT: str(os.getpid())}

@@ -142,12 +142,16 @@ def run_folder(path: Path) -> Path:
     Raises:
         UserError: what ``latest`` holds is no plain name of a folder.
     """
-    if path.name == "latest" and path.is_symlink():
-        return path.parent / plain_name(str(path.readlink()), str(path))
-    if path.name == "latest" and path.is_file():
-        return path.parent / plain_name(text_of(path, errors="replace").strip(), str(path))
+    is_latest = path.name == "latest"
+    if is_latest and path.is_symlink():
+        target = str(path.readlink())
+        return path.parent / plain_name(target, str(path))
+    if is_latest and path.is_file():
+        text = text_of(path, errors="replace")
+        return path.parent / plain_name(text.strip(), str(path))
     if path.is_symlink():
-        return path.parent / path.readlink()
+        target = str(path.readlink())
+        return path.parent / target
     return path
 
 

@@ -72,11 +72,13 @@ def _check_configuration(file: Path, content: object) -> None:
             raise refused_file(
                 file, f"configs takes {', '.join(sorted(KEYS))}, got {unknown.pop()!s:.80}"
             )
-        for key, value in _values({name: config.get(name) for name in ("data_files", "data_dir")}):
-            parts = Path(str(value)).parts
-            if key != "split" and (
-                "://" in str(value) or ".." in parts or parts[:1] in (("/",), ("~",))
-            ):
+        places = {name: config.get(name) for name in ("data_files", "data_dir")}
+        for key, value in _values(places):
+            text = str(value)
+            parts = Path(text).parts
+            begins_outside = parts[:1] in (("/",), ("~",))
+            leads_out = begins_outside or "://" in text or ".." in parts
+            if key != "split" and leads_out:
                 raise refused_file(file, f"{value!s:.80} leads out of the folder")
 
 

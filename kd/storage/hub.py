@@ -65,12 +65,18 @@ def check_dataset(path: str, key: str) -> None:
 
 def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
-    home = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    given = os.environ.get("HF_DATASETS_CACHE")
+    home = Path(constants.HF_HOME, "datasets")
+    if given:
+        home = Path(given)
     wanted = _letters(path)
-    for folder, prefix in ((home, ""), (Path(constants.HF_HUB_CACHE), "datasets")):
-        names = folder.iterdir() if folder.is_dir() else ()
-        if any(_letters(entry.name) == prefix + wanted for entry in names):
-            return True
+    hub = Path(constants.HF_HUB_CACHE)
+    for folder, name in ((home, wanted), (hub, f"datasets{wanted}")):
+        if not folder.is_dir():
+            continue
+        for entry in folder.iterdir():
+            if _letters(entry.name) == name:
+                return True
     return False
 
 

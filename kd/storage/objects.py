@@ -303,8 +303,10 @@ class Ranged:
         blocks = []
         for number in range(first, last + 1):
             start = number * self.block
-            count = min(self.block, self.sizes[name] - start)
-            fetch = partial(_range, self.url, name, start, start + count, count)
+            left = self.sizes[name] - start
+            count = min(self.block, left)
+            end = start + count
+            fetch = partial(_range, self.url, name, start, end, count)
             block = self.cache.get(f"{name}/{number:08d}", fetch, count)
             blocks.append(block)
         data = b"".join(blocks)
@@ -330,9 +332,13 @@ def _range(folder: str, name: str, start: int, end: int, expected: int) -> bytes
     def fetch() -> bytes:
         """One try."""
         files, path = file_system(folder)
-        data: bytes = files.cat_file(f"{path}/{name}", start=start, end=end)
-        if len(data) != expected:
-            received = f"{len(data)} of" if len(data) < expected else "more than the listed"
+        file = f"{path}/{name}"
+        data: bytes = files.cat_file(file, start=start, end=end)
+        count = len(data)
+        if count != expected:
+            received = "more than the listed"
+            if count < expected:
+                received = f"{count} of"
             raise OSError(f"received {received} {expected} bytes")
         return data
 

@@ -95,9 +95,12 @@ def exports(run: Path, say: Say) -> dict[str, dict[str, Any]]:
     """
     kept = {}
     for name, export in read_of_weights(run, EXPORTS, say).items():
-        whole = isinstance(export, dict) and {"file", "to", "kept", "int8"} <= export.keys()
-        if whole and export["kept"]:
-            kept[name] = {**export, "file": str(run / str(export["file"]))}
+        needed = {"file", "to", "kept", "int8"}
+        is_whole = isinstance(export, dict) and needed <= export.keys()
+        if is_whole and export["kept"]:
+            name_in_run = str(export["file"])
+            file = run / name_in_run
+            kept[name] = {**export, "file": str(file)}
     return kept
 
 

@@ -316,9 +316,12 @@ class Copies:
         """Reads the notes in the run's folder; damaged ones count as none. Arguments as of the class."""
         self.folder = folder
         saved = mapping_of(folder / KEPT)
-        self.url = url or text_in(saved, "url")
+        saved_url = text_in(saved, "url")
+        self.url = url or saved_url
         self.known: dict[str, dict[str, Any]] = {}
-        files = mapping_in(saved, "files") if self.url == text_in(saved, "url") else {}
+        files = mapping_in(saved, "files")
+        if self.url != saved_url:
+            files = {}
         for name in files:
             self.known[name] = mapping_in(files, name)
 

@@ -122,8 +122,11 @@ class ImageFolder(Source):
             key = f"data.source.{split}"
         elif split in self.folders or self.key != Source.key:
             key = self.key
-        names = ", ".join(map(printable, _visible(self.place, root))) or "no folders"
-        says = f"; data.source.{split}=NAME names another" if key == Source.key else ""
+        folders = _visible(self.place, root)
+        names = ", ".join(map(printable, folders)) or "no folders"
+        says = ""
+        if key == Source.key:
+            says = f"; data.source.{split}=NAME names another"
         return UserError(f"{key}: folder {folder} not found; {self.root} has {names}{says}")
 
     def _no_classes(self, folder: str) -> UserError:
@@ -154,10 +157,15 @@ class ImageFolder(Source):
         named = [name for name in names if split_of(name)]
         train, val = self.folders["train"], self.folders["val"]
         if train is None and val is None:
-            self._doubt(root, named, [name for name in names if name not in named])
+            others = [name for name in names if name not in named]
+            self._doubt(root, named, others)
             if not named:
                 return SplitFolders(train=".", val=None)
-        holders = [name for name in named if _visible(self.place, joined(root, name))]
+        holders = []  # those with class folders
+        for name in named:
+            folder = joined(root, name)
+            if _visible(self.place, folder):
+                holders.append(name)
         if train is None:
             train = self._choose(holders, "train") or self._choose(named, "train") or "train"
             train = self._inner(root, train)
@@ -165,8 +173,10 @@ class ImageFolder(Source):
             return SplitFolders(train, val)
         first, _, _ = train.partition("/")
         if val is None:
-            val = self._choose([name for name in holders if name != first], "val")
-            val = val and self._inner(root, val)
+            candidates = [name for name in holders if name != first]
+            val = self._choose(candidates, "val")
+            if val is not None:
+                val = self._inner(root, val)
         used = {first, *holders, str(val).partition("/")[0]}
         unread = [printable(name) for name in names if name not in used]
         if unread:
@@ -184,13 +194,20 @@ class ImageFolder(Source):
         """
         suspects: list[str] = []
         if len(named) == 1:
-            suspects = [name for name in others if self._has_pictures(joined(root, name))]
+            for name in others:
+                folder = joined(root, name)
+                if self._has_pictures(folder):
+                    suspects.append(name)
         elif not named:
-            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
-            counts = Counter(folders for folders in inner.values() if len(folders) > 1)
-            for folders, count in counts.most_common(1):
-                if 2 * count > max(2, len(others)):
-                    suspects = [name for name in others if inner[name] == folders]
+            inner: dict[tuple[str, ...], list[str]] = {}  # who holds the same folders
+            for name in others:
+                folder = joined(root, name)
+                folders = tuple(_visible(self.place, folder))
+                inner.setdefault(folders, []).append(name)
+            most = max(2, len(others))
+            for folders, holders in inner.items():
+                if len(folders) > 1 and 2 * len(holders) > most:
+                    suspects = holders
         if suspects:
             among = ", ".join(map(printable, [*named, *suspects][:3]))
             says = "expected train/<class>/*.jpg and val/<class>/*.jpg"
@@ -212,9 +229,14 @@ class ImageFolder(Source):
 
         ``seg_train/seg_train``, as some archives unpack.
         """
-        folders = _visible(self.place, joined(root, name))
-        if len(folders) == 1 and split_of(name) and split_of(folders[0]) == split_of(name):
-            return f"{name}/{folders[0]}"
+        split = split_of(name)
+        folder = joined(root, name)
+        folders = _visible(self.place, folder)
+        if split is None or len(folders) != 1:
+            return name
+        inner = folders[0]
+        if split_of(inner) == split:
+            return f"{name}/{inner}"
         return name
 
     def _folder(self, split: str) -> str:

@@ -97,7 +97,9 @@ class HuggingFace(Source):
         table, numbers = self._rows(split)
         if not numbers:
             there = ", ".join(self._split_names())
-            key = f"data.source.{split}" if split in self.given else "split"
+            key = "split"
+            if split in self.given:
+                key = f"data.source.{split}"
             raise UserError(
                 f"{key}: no pictures of '{split}' in {self.path}, which has the splits {there}"
             )
@@ -108,8 +110,12 @@ class HuggingFace(Source):
         found = numbered(pictures, labels, f"data.source.{split}", remedy, train.names)
         self.classes = found.classes
         self.note(*found.notes)
-        data = table.data if len(numbers) == len(table.labels) else table.data.select(numbers)
-        return _HuggingFaceSplit(data, self.columns[0], Column(found.ids), self.path)
+        data = table.data
+        if len(numbers) < len(table.labels):
+            data = data.select(numbers)
+        image_column, _ = self.columns
+        targets = Column(found.ids)
+        return _HuggingFaceSplit(data, image_column, targets, self.path)
 
     def _rows(self, split: str) -> tuple[HubRows, Sequence[int]]:
         """A split of the data set and the numbers of its rows that are of ``split``: of its own split all, or those of the
@@ -129,9 +135,15 @@ class HuggingFace(Source):
                 raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
         table = self._tables[name]
         if not table.splits:
-            return table, range(len(table.labels) if self._name(split) else 0)
-        wanted = "test" if split == "val" and "val" not in table.splits else split
-        return table, [i for i, its_split in enumerate(table.splits) if its_split == wanted]
+            count = 0
+            if self._name(split):
+                count = len(table.labels)
+            return table, range(count)
+        wanted = split
+        if split == "val" and "val" not in table.splits:
+            wanted = "test"
+        numbers = [i for i, its_split in enumerate(table.splits) if its_split == wanted]
+        return table, numbers
 
     def _splits(self, data: HubTable) -> list[str]:
         """The split of each row that a column names; [] where none does."""

@@ -371,18 +371,24 @@ class Manifest(Source):
             Unfit: a field is no number, or a column has none in this split.
         """
         self.classes = list(self.targets or [])
-        numbers = np.empty((len(paths), len(self.classes)))
+        shape = (len(paths), len(self.classes))
+        numbers = np.empty(shape)
         for i, fields in enumerate(cells):
             for j, field in enumerate(fields):
-                text = "" if field is None else str(field).strip()
+                text = ""
+                if field is not None:
+                    text = str(field).strip()
                 try:
                     numbers[i, j] = number_of(text)
                 except ValueError as error:
-                    what = f"'{text[:40]}' for {self.classes[j]} of {printable(paths[i])}"
+                    name = self.classes[j]
+                    what = f"'{text[:40]}' for {name} of {printable(paths[i])}"
                     raise Unfit(f"has {what}, which is not a number") from error
-        self._joined(paths, [list(map(str, row)) for row in numbers])
+        texts = [list(map(str, row)) for row in numbers]
+        self._joined(paths, texts)
+        is_missing = np.isnan(numbers)
         for j, name in enumerate(self.classes):
-            if np.isnan(numbers[:, j]).all():
+            if is_missing[:, j].all():
                 raise Unfit(f"has no value of {name} (data.source.targets)")
         return Column(numbers)
 
@@ -395,13 +401,17 @@ class Manifest(Source):
         """The rows' paths from where they start, with their endings; an ending that was found is noted."""
         root = self._folder(split)
         whole = Names(joined(root, expanded(path)) for path in paths)
-        lacking = next((path for path in whole if not _has_ending(path)), None)
+        without = (path for path in whole if not _has_ending(path))
+        lacking = next(without, None)
         if lacking is None:
             return whole
-        ending = _ending_of_file(lacking, key) if self.ending is None else self.ending
+        ending = self.ending
+        if ending is None:
+            ending = _ending_of_file(lacking, key)
         if not ending:
             return whole
-        name = printable(posixpath.basename(lacking))
+        base = posixpath.basename(lacking)
+        name = printable(base)
         self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
         return Names(path if _has_ending(path) else path + ending for path in whole)
 
@@ -465,8 +475,11 @@ def _ending_of_file(path: str, key: str) -> str:
         names = list(listed(folder, key, below=False))
     elif Path(folder).is_dir():
         names = [file.name for file in Path(folder).iterdir()]
-    parts = map(posixpath.splitext, names)
-    fitting = sorted(ending for stem, ending in parts if stem == name and _has_ending(ending))
+    endings = []
+    for stem, ending in map(posixpath.splitext, names):
+        if stem == name and _has_ending(ending):
+            endings.append(ending)
+    fitting = sorted(endings)
     if len(fitting) > 1:
         among = " and ".join(printable(name + ending) for ending in fitting[:2])
         raise UserError(

@@ -210,7 +210,11 @@ class Store:
         size = size_in(self._states[file])
         if size > MAX_BYTES:
             raise OSError(f"has {size:,} bytes, more than any picture")
-        return BytesIO(self._copies().get(self._copy(file), partial(whole_file, file, size), size))
+        copies = self._copies()
+        name = self._copy(file)
+        fetch = partial(whole_file, file, size)
+        content = copies.get(name, fetch, size)
+        return BytesIO(content)
 
     def _copies(self) -> LocalCache:
         return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)

@@ -108,15 +108,20 @@ class WebDataset(Source):
         if not any(train) and self.label not in ("auto", "none"):
             raise UserError(f"data.source.label: no sample has '{self.label}'")
         different = len(set(train))
-        if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(train)):
+        most = max(1000, CAPTIONS * len(train))
+        if self.label in ("auto", "txt") and different > most:
             raise UserError(
                 f"data.source.label: {different:,} different labels of {len(train):,} pictures look like captions; "
                 "data.source.label=none reads pictures alone"
             )
         shards = self._read(split)
-        names = (f"{name} in {file}" for file, shard in shards.items() for name in shard.names)
-        pictures = zip(names, self._labels(split), strict=True)
-        key, remedy = f"data.source.{split}", "data.source.label=none"
+        names = []
+        for file, shard in shards.items():
+            names += [f"{name} in {file}" for name in shard.names]
+        labels = self._labels(split)
+        pictures = zip(names, labels, strict=True)
+        key = f"data.source.{split}"
+        remedy = "data.source.label=none"
         found = numbered(pictures, train, key, remedy, self.names)
         self.classes = found.classes
         self.note(*found.notes)
@@ -294,7 +299,10 @@ def braces(pattern: str, key: str = "") -> list[str]:
         if len(names) * len(numbers) > MOST_SHARDS:
             raise UserError(f"{key}: {pattern[:200]} must name at most {MOST_SHARDS:,} shards")
         ends = [f"{number:0{width}d}{text}" for number in numbers]
-        names = [name + end for name in names for end in ends]
+        longer = []
+        for name in names:
+            longer += [name + end for end in ends]
+        names = longer
     return names
 
 
@@ -366,12 +374,15 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
             stem, _, ending = file_name.partition(".")
             if not stem or not ending:
                 continue
-            if member.offset_data + member.size > shard_size or member.size > MAX_BYTES:
+            end = member.offset_data + member.size
+            if end > shard_size or member.size > MAX_BYTES:
                 raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
-            members = samples.setdefault(f"{folder}{slash}{stem}", {})
-            if ending.lower() in members:
+            sample = f"{folder}{slash}{stem}"
+            members = samples.setdefault(sample, {})
+            kind = ending.lower()
+            if kind in members:
                 raise UserError(f"{key}: {shard} holds {member.name} twice")
-            members[ending.lower()] = member.offset_data, member.size
+            members[kind] = member.offset_data, member.size
     return samples
 
 
