@@ -144,9 +144,12 @@ class ModelSettings(Checked):
 
     def __post_init__(self) -> None:
         """Checks that mean and std, where given, are three numbers each."""
-        mean, std = self.mean, self.std
-        if mean is not None and (len(mean) != 3 or not all(map(math.isfinite, mean))):
-            raise refused("mean", f"must be three numbers, got {mean}")
+        mean = self.mean
+        std = self.std
+        if mean is not None:
+            are_finite = all(map(math.isfinite, mean))
+            if len(mean) != 3 or not are_finite:
+                raise refused("mean", f"must be three numbers, got {mean}")
         if std is not None:
             are_positive = all(0 < value < math.inf for value in std)  # False of NaN, too
             if len(std) != 3 or not are_positive:
@@ -617,7 +620,7 @@ class DataSettings(Checked):
     fastest.
     """
 
-    crop_ratio: Annotated[float, Range("> 0 and <= 1")] = 0.875
+    crop_ratio: Annotated[float, Range(">= 0.1 and <= 1")] = 0.875
     """Validation crops the centre out of a picture that is scaled to ``img_size / crop_ratio``: its
     shorter side, or both of a view that is not square.
     """
@@ -959,16 +962,18 @@ class Settings(Checked):
                 mixed pictures, which the task has no targets for, are switched off with them.
         """
         task = class_of(self.model.task)
-        refused_losses = {
-            f"model.distill_losses.{name}": class_of(node)
-            for name, node in (self.model.distill_losses or {}).items()
-            if loss_refused_by(task, class_of(node))
-        }
+        refused_losses = {}
+        losses = self.model.distill_losses or {}
+        for name, node in losses.items():
+            if loss_refused_by(task, class_of(node)):
+                refused_losses[f"model.distill_losses.{name}"] = class_of(node)
         if not refused_losses or not self.model.student.head:
             return
-        remedy = [f"{key}={ALLOWED_LOSSES[task][0]}" for key in refused_losses]
+        likeliest, *_ = ALLOWED_LOSSES[task]
+        remedy = [f"{key}={likeliest}" for key in refused_losses]
         if task in WITHOUT_MIXING:
-            mixing = [name for name in ("mixup", "cutmix") if getattr(self.data.augment, name, 0)]
-            remedy += [f"data.augment.{name}=0" for name in mixing]
+            for name in ("mixup", "cutmix"):
+                if getattr(self.data.augment, name, 0):
+                    remedy.append(f"data.augment.{name}=0")
         key, loss = next(iter(refused_losses.items()))
         raise UserError(f"{key}: {loss} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")

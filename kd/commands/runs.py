@@ -131,11 +131,16 @@ def _print_cache(cache: Path, trains: bool) -> None:
     rows = []
     for name, part in PARTS.items():
         of_part = [entry for entry in entries if entry.part == name]
-        old = [entry for entry in of_part if _days_left(entry.used) == 0 and not entry.is_held]
-        goes = f"{0 if trains else len(old)} of {len(of_part)}" if part.may_go else "no"
+        if not of_part:
+            continue
         megabytes = sum(entry.size for entry in of_part) / 1e6
+        goes = "no"
+        if part.may_go:
+            free = [entry for entry in of_part if not (trains or entry.is_held)]
+            old = [entry for entry in free if _days_left(entry.used) == 0]
+            goes = f"{len(old)} of {len(of_part)}"
         row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
-        rows += [row] if of_part else []
+        rows.append(row)
     size = sum(entry.size for entry in entries) / 1e6
     print(f"cache: {cache}, {size:,.1f} MB (KD_CACHE; kd-runs clean lists what may go)")
     columns = ["part", "entries", "MB", "content", "delete now", "what its loss costs"]
@@ -290,20 +295,26 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     table = []
     for row in rows:
-        metric, rate = row["metric"], row["images_per_s"]
         cells = {name: row[name] or "" for name in ("run", "status", "metric")}
         for model in ("teacher", "student"):
-            cells[model] = "" if row[model] is None else format_metric(metric, row[model])
+            score = row[model]
+            cells[model] = "" if score is None else format_metric(row["metric"], score)
+        rate = row["images_per_s"]
         cells["images/s"] = "" if rate is None else f"{rate:,.0f}"
-        # a sentence is none: "no steps were recorded", for example
-        cells["limit"] = row["limit"] if len(row["limit"]) <= 24 else ""
+        limit = row["limit"]
+        if len(limit) > 24:  # a sentence: "no steps were recorded", for example
+            limit = ""
+        cells["limit"] = limit
         cells["age"] = _age(time.time() - row["changed"])
         cells["MB"] = f"{row['bytes'] / 1e6:,.1f}"
-        days = _days_left(row["changed"])
-        goes = f"in {days} d" if days else "now"
-        cells["delete"] = goes if row["safe_to_delete"] else ""
+        cells["delete"] = ""
+        if row["safe_to_delete"]:
+            days = _days_left(row["changed"])
+            cells["delete"] = f"in {days} d" if days else "now"
         table.append(cells)
-    print_table(None, [*table[0]], [[*cells.values()] for cells in table], left=TEXTS, width=160)
+    columns = [*table[0]]
+    texts = [[*cells.values()] for cells in table]
+    print_table(None, columns, texts, left=TEXTS, width=160)
 
 
 def _age(seconds: float) -> str:

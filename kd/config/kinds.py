@@ -351,17 +351,23 @@ def refused(name: str, problem: str) -> ValidationError:
 def in_words(kind: object) -> str:
     """What a type takes, in words: ``a whole number or one of auto``; null in a union is left out."""
     takes_class = any(isinstance(part, AnyClass) for part in parts_of(kind))
-    types = {**TYPES, Any: "a class" if takes_class else "any value"}
     words: dict[str, None] = {}
     for part in plain_members(kind):
         plain = get_origin(part) or part
-        word = types.get(plain, getattr(plain, "__name__", str(plain)))
-        if plain is Literal:
-            word = f"one of {', '.join(dict.fromkeys(map(str, get_args(part))))}"
-        elif plain is tuple and ... not in get_args(part):
-            word = f"a list of {len(get_args(part))}"
-        if part is not NoneType:
-            words[word] = None
+        inside = get_args(part)
+        if part is NoneType:
+            continue
+        if plain is Any:
+            word = "a class" if takes_class else "any value"
+        elif plain is Literal:
+            values = dict.fromkeys(map(str, inside))
+            word = f"one of {', '.join(values)}"
+        elif plain is tuple and ... not in inside:
+            word = f"a list of {len(inside)}"
+        else:
+            name = getattr(plain, "__name__", str(plain))
+            word = TYPES.get(plain, name)
+        words[word] = None
     return " or ".join(words)
 
 
@@ -419,10 +425,12 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
     """
     first, *others = error.errors()
     for other in others:  # of a union the part that comes furthest
-        if other["loc"][:1] == first["loc"][:1] and len(other["loc"]) > len(first["loc"]):
+        is_of_it = other["loc"][:1] == first["loc"][:1]
+        if is_of_it and len(other["loc"]) > len(first["loc"]):
             first = other
     names = [str(name) for name in first["loc"]]
-    *above, last = [name for name in names if name != "float" and "[" not in name] or [""]
+    names = [name for name in names if name != "float" and "[" not in name]
+    *above, last = names or [""]
     place = ".".join(above)
     if first["type"] == "missing":
         return place, f"needs {last} ({last}=VALUE)"
@@ -509,11 +517,14 @@ def group_of(
         defaults: what makes the default of each field that has one.
         base: a group, whose fields it has too.
     """
-    body: dict[str, Any] = {"__annotations__": dict(kinds), "__module__": __name__}
+    body: dict[str, Any] = {"__annotations__": dict(kinds)}
+    body["__module__"] = __name__
     for field in kinds:
         factory: Any = defaults.get(field, dataclasses.MISSING)
-        body[field] = dataclasses.field(kw_only=True, default_factory=factory)
-    return checked_group(type(name, (base,), body))
+        declared = dataclasses.field(kw_only=True, default_factory=factory)
+        body[field] = declared
+    made = type(name, (base,), body)
+    return checked_group(made)
 
 
 def as_tree(value: object) -> Value:

@@ -49,8 +49,7 @@ def check_values(config: dict[str, Any]) -> None:
     settings that its rules and prices don't take.
 
     Args:
-        config: all settings, resolved. ``batch_size=auto`` counts as one picture; with ``crop_ratio`` a picture is resized
-            to ``img_size / crop_ratio`` first.
+        config: all settings, resolved. ``batch_size=auto`` counts as one picture.
 
     Raises:
         UserError: the first one, by its key.
@@ -58,12 +57,11 @@ def check_values(config: dict[str, Any]) -> None:
     data = config["data"]
     height, width = height_width(data["img_size"])
     memory = psutil.virtual_memory().total
-    batch, ratio = data["batch_size"], data["crop_ratio"]
-    if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
+    batch = data["batch_size"]
+    pictures = batch if isinstance(batch, int) else 1
+    if 3 * height * width * pictures > memory:
         size = f"a batch of {batch} pictures of {height}x{width}"
         raise UserError(f"data.img_size: {size} is larger than the memory")
-    if ratio > 0 and 3 * (min(height, width) / ratio) ** 2 > memory:
-        raise UserError(f"data.crop_ratio: {ratio} makes pictures larger than the memory")
     if config["monitor"] != MONITOR:
         from kd.monitor.keys import MonitorSpec
 
@@ -170,12 +168,18 @@ def notes_on_patches(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """
     notes = []
     for key, spec in models.items():
+        arguments = spec["kwargs"]
         named = re.search(r"patch(\d+)", spec["arch"])
-        patch = spec["kwargs"].get("patch_size", int(named[1]) if named else None)
-        if not isinstance(patch, int) or not spec["img_size"] or spec["builder"]:
+        patch = arguments.get("patch_size")
+        if patch is None and named is not None:
+            patch = int(named[1])
+        is_padded = arguments.get("dynamic_img_pad")
+        if not isinstance(patch, int) or patch < 1 or is_padded:
             continue
-        sides = [side for side in height_width(spec["img_size"]) if side % max(patch, 1)]
-        if sides and not spec["kwargs"].get("dynamic_img_pad"):
+        if not spec["img_size"] or spec["builder"]:
+            continue
+        sides = [side for side in height_width(spec["img_size"]) if side % patch]
+        if sides:
             problem = f"{sides[0]} is no multiple of {patch}, the side of a patch"
             notes.append(f"{key}.img_size: {problem}: the model does not see the rest")
     return notes

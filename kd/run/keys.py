@@ -34,12 +34,16 @@ def fields(group: type) -> dict[str, Key]:
     found: dict[str, Key] = {}
     if group is settings.TrainerSettings:
         found = keys_in(table()["trainer"])
-    kinds, texts = kinds_of(group), texts_of(group)
+    kinds = kinds_of(group)
+    texts = texts_of(group)
     for field in declared_fields(cast(Any, group)):
-        default = "" if field.default is MISSING else repr(field.default)
-        if field.default_factory is not MISSING:
-            is_plain = field.default_factory in (dict, list)
-            default = repr(field.default_factory()) if is_plain else "{}"
+        default = ""
+        if field.default is not MISSING:
+            default = repr(field.default)
+        elif field.default_factory in (dict, list):
+            default = repr(field.default_factory())
+        elif field.default_factory is not MISSING:
+            default = "{}"
         text = first_sentence(texts[field.name])
         if field.name in found:
             text = found[field.name].text
@@ -97,13 +101,17 @@ def listing(keys: dict[str, Key], pattern: str) -> str:
     Raises:
         UserError: no such key.
     """
-    matching = [key for key in keys.values() if pattern.lower() in key.name.lower()]
+    part = pattern.lower()
+    matching = [key for key in keys.values() if part in key.name.lower()]
     if not matching:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
-    width = min(40, max(len(key.name) for key in matching))
+    longest = max(len(key.name) for key in matching)
+    width = min(40, longest)
     lines: list[str] = []
     for key in matching:
-        default = f" = {key.default}" if key.default else ""
+        default = ""
+        if key.default:
+            default = f" = {key.default}"
         lines.append(f"{key.name:<{width}}  {key.type}{default}\n")
         if key.text:
             lines.append(f"{'':<{width}}  {key.text}\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kd.config import parts as listed
 from kd.config.parts import plain
@@ -39,17 +39,6 @@ TRAIN = "train"
 """As ``model.teacher.checkpoint``: the teacher is trained first, even where one ships with its recipe."""
 
 
-class Need(NamedTuple):
-    """Packages of which a setting needs one."""
-
-    setting: str
-    """The setting, and its value where that says more."""
-    packages: tuple[str, ...]
-    """As they are imported."""
-    extra: str = ""
-    """kd's extra that installs them; "": kd has none."""
-
-
 # -- packages and machines --------
 
 
@@ -70,11 +59,12 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
             "or a model.student.checkpoint with its name"
         )
     refuse_random_weights(config)
-    for need in _needs(config):
-        if not any(map(_installed, need.packages)):
-            package = need.packages[0]
-            what = f"needs the package {package}: {pip_install(package)}"
-            raise UserError(f"{need.setting} {needs_extra(need.extra) if need.extra else what}")
+    for setting, packages, extra in _needs(config):
+        if not any(map(_installed, packages)):
+            remedy = f"needs the package {packages[0]}: {pip_install(packages[0])}"
+            if extra:
+                remedy = needs_extra(extra)
+            raise UserError(f"{setting} {remedy}")
     strategy = str(config["trainer"]["strategy"])
     if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
         raise UserError(
@@ -123,8 +113,10 @@ def check_downloads(config: Mapping[str, Any]) -> None:
             check_downloadable(spec["arch"], f"{key}.checkpoint")
 
 
-def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    """The packages that settings need."""
+def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """What settings need: the setting, and its value where that says more; packages of which one has to be there, as they
+    are imported; kd's extra that installs them, "" for none.
+    """
     from kd.data.sources import class_at
 
     monitor = config["monitor"]
@@ -133,24 +125,24 @@ def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
         source = class_at(node["class_path"]) if key == "data.source" else None
         if source is not None and source.needs is not None:
             package, extra = source.needs
-            yield Need(f"{key}: {name}", (package,), extra)
+            yield f"{key}: {name}", (package,), extra
         elif key == "trainer.logger" and name in LOGGERS:
-            yield Need(f"{key}: {name}", LOGGERS[name])
+            yield f"{key}: {name}", LOGGERS[name], ""
         elif key == "trainer.strategy" and name == "DeepSpeed":
-            yield Need(f"{key}: {name}", ("deepspeed",), "deepspeed")
+            yield f"{key}: {name}", ("deepspeed",), "deepspeed"
         elif name == "HuggingFaceBuilder":
-            yield Need(f"{key}: {name}", ("transformers",), "hf")
+            yield f"{key}: {name}", ("transformers",), "hf"
     engines = {"dali": "nvidia.dali", "ray": "ray"}
     engine = config["data"]["engine"]
     if engine in engines:
-        yield Need(f"data.engine: {engine}", (engines[engine],), engine)
+        yield f"data.engine: {engine}", (engines[engine],), engine
     if monitor["prometheus_port"]:
-        yield Need("monitor.prometheus_port:", ("prometheus_client",), "prometheus")
+        yield "monitor.prometheus_port:", ("prometheus_client",), "prometheus"
     if monitor["otlp"]:
-        yield Need("monitor.otlp:", ("opentelemetry",), "otel")
+        yield "monitor.otlp:", ("opentelemetry",), "otel"
     for key, value in leaves(config):
         if isinstance(value, str) and value.startswith(("s3://", "gs://")):
-            yield Need(f"{plain(key)}: {value}", ("fsspec",), "stream")
+            yield f"{plain(key)}: {value}", ("fsspec",), "stream"
 
 
 def _check_processes(config: Mapping[str, Any], overlays: list[str]) -> None:

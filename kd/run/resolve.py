@@ -99,8 +99,10 @@ def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
 
     def is_argument(layer: Mapping[str, Word]) -> bool:
         ((key, word),) = layer.items()
-        holds_class = isinstance(word.value, dict) and key in ABOVE_CLASSES
-        return not holds_class and not kind_at(key.removesuffix(".class_path"))
+        if isinstance(word.value, dict) and key in ABOVE_CLASSES:
+            return False
+        place = key.removesuffix(".class_path")
+        return not kind_at(place)
 
     return sorted(layers, key=is_argument)
 
@@ -136,7 +138,9 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     if merge.unknown:
         key = merge.unknown[0]
         known = [*schema(), *_keys_in(given)]
-        raise UserError(f"no key '{key}'{hint(key, known, _losses_in(given))}")
+        losses = _losses_in(given)
+        suggestion = hint(key, known, losses)
+        raise UserError(f"no key '{key}'{suggestion}")
     if "${" in str(given):
         defaults = merge.whole(merged([DEFAULTS]))
         given = _interpolated(merge.put(defaults, [], given, Settings, ""))
@@ -218,7 +222,9 @@ def _keys_in(tree: Tree) -> dict[str, Key]:
     known: dict[str, Key] = {}
     for key, kind, node in class_nodes(tree):
         one = listed.listed(node["class_path"], kind)
-        for name, argument in one.arguments.items() if one else ():
+        if one is None:
+            continue
+        for name, argument in one.arguments.items():
             whole_name = f"{key}.{name}"
             known[whole_name] = replace(argument, name=whole_name)
     return known
@@ -226,8 +232,13 @@ def _keys_in(tree: Tree) -> dict[str, Key]:
 
 def _losses_in(tree: Mapping[str, Any]) -> list[str]:
     """The names of the losses in merged settings that have a class, for hints."""
-    losses = (tree.get("model") or {}).get("distill_losses") or {}
-    return [name for name, node in losses.items() if isinstance(node, dict) and node["class_path"]]
+    model = tree.get("model") or {}
+    losses = model.get("distill_losses") or {}
+    names = []
+    for name, node in losses.items():
+        if isinstance(node, dict) and node["class_path"]:
+            names.append(name)
+    return names
 
 
 def check_meant(key: str, value: object, names: Sequence[str]) -> None:
@@ -510,18 +521,22 @@ class _Merge:
         one = listed.listed(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
-        known = {name: inner for name, inner in given.items() if name in one.arguments}
-        others = {name: inner for name, inner in given.items() if name not in known}
-        if not is_trusted(one.name, self.trusted or NOTHING):
-            others = {name: inner for name, inner in others.items() if inner is not None}
-            for name in others:  # null is as good as not given
+        known = {}
+        others = {}
+        takes_any = is_trusted(one.name, self.trusted or NOTHING)
+        for name, inner in given.items():
+            if name in one.arguments:
+                known[name] = inner
+            elif takes_any:
+                others[name] = inner
+            elif inner is not None:  # null is as good as not given
                 raise refused(name, unlisted(one))
-        arguments = as_tree(one.model.validate_python(known, context=self))
-        given_or_default = {
-            name: arguments[name] for name, argument in one.arguments.items()
-            if name in known or argument.default
-        }  # fmt: skip
-        return {"class_path": path, "init_args": given_or_default | others}
+        made = one.model.validate_python(known, context=self)
+        arguments = as_tree(made)
+        for name, argument in one.arguments.items():
+            if name not in known and not argument.default:
+                del arguments[name]
+        return {"class_path": path, "init_args": arguments | others}
 
 
 @cache

@@ -15,7 +15,7 @@ from kd.data.info import LISTS
 from kd.errors import UserError
 from kd.run import files
 from kd.run.paths import SETTINGS
-from kd.run.resolve import merged, words_of
+from kd.run.resolve import Value, merged, words_of
 from kd.settings import ALLOWED_LOSSES, loss_refused_by
 from kd.storage.objects import is_url
 
@@ -70,7 +70,7 @@ def written_out(
     return [*_without_arguments(given, files_say), *words, *implied], notes
 
 
-def at(settings: Mapping[str, Any], key: str) -> Any:
+def at(settings: Mapping[str, Any], key: str) -> Value:
     """The value at a dotted key of nested settings; None for a key that is not there."""
     value: Any = settings
     for name in key.split("."):
