@@ -190,12 +190,13 @@ def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
 def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> None:
     """Each read the file, added its look and wrote it: the later one took the other's away."""
     code = (
-        "import sys, pathlib, numpy as np; from kd.run import certify;"
+        "import pathlib; from types import SimpleNamespace as Of; from kd.run import certify;"
         f"run = pathlib.Path({str(with_test)!r});"
         f"root = {str(with_test.parent / 'data')!r};"
         "from kd.data.sources import ImageFolder; pictures = ImageFolder(root).load('test');"
+        "data = Of(splits=Of(listed=lambda place: [pictures])); subject = Of(run=run, data=data);"
         "print(1, flush=True); input();"
-        "[certify.count_look(run, pictures, 'kd-eval') for _ in range(40)]"
+        "[certify.count_look(subject, 'test', 'kd-eval') for _ in range(40)]"
     )
     before = 0
     if (with_test / "looks.json").is_file():
