@@ -106,7 +106,7 @@ WRONG = [
         "model.student.img_size: must be >= 1 and <= 4096, got [100000, 32]",
     ),
     ("data.img_size=0", "data.img_size: must be >= 1 and <= 4096, got 0"),
-    ("data.crop_ratio=1e-9", "data.crop_ratio: must be >= 0.1 and <= 1, got 1e-09"),
+    ("data.crop_ratio=1e-9", "data.crop_ratio: must be >= 0.1 and <= 1, got '1e-9'"),
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
     ("data.source.root=/" + "a" * 5000, "File name too long"),
     ("data=3", "data: has settings of its own (data.NAME=VALUE), got '3'"),
