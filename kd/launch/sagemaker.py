@@ -12,6 +12,7 @@ from pathlib import Path
 from kd.errors import UserError
 from kd.launch.groups import base, job_folder, read_json
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.shown import without_secrets
 
 CHANNEL = "channel:"
 # what SageMaker's own tools put beside the settings
@@ -157,4 +158,4 @@ def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
     with suppress(OSError):
         (folder / "output").mkdir(exist_ok=True)
         with (folder / "output" / "failure").open("x", encoding="utf-8") as file:
-            file.write(reason[:1024] + "\n")
+            file.write(without_secrets(reason)[:1024] + "\n")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -209,5 +210,8 @@ def post(address: str, content: dict[str, Any]) -> None:
                 return
         except Exception as error:
             if attempt + 1 == TRIES:
-                raise OSError(f"{HIDDEN}: {first_line(error)}") from error
+                # the texts of other errors hold parts of the address
+                is_answer = isinstance(error, urllib.error.URLError)
+                reason = first_line(error) if is_answer else type(error).__name__
+                raise OSError(f"{HIDDEN}: {reason}") from error
             time.sleep(PAUSE_S * 2**attempt)

@@ -27,7 +27,7 @@ from kd.storage.elsewhere import (
     yaml_of,
 )
 from kd.storage.of_weights import LATENCY, read_of_weights
-from kd.storage.shown import masked, without_secrets
+from kd.storage.shown import masked
 from kd.storage.writing import appended, file_for, write_text
 
 SCHEMA = 1
@@ -325,7 +325,7 @@ class Writer:
             if not is_kept(self._number, self.share):
                 return
             record = {**record, "n": self._number}
-        self._file.write(without_secrets(json.dumps(record, separators=(",", ":"))) + "\n")
+        self._file.write(json.dumps(masked(record), separators=(",", ":")) + "\n")
         self._file.flush()
         self._lines += 1
         if self._lines >= self.limit:

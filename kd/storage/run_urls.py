@@ -34,6 +34,7 @@ from kd.storage.objects import (
     tried,
     url_of_run,
 )
+from kd.storage.shown import HIDDEN, without_secrets
 from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
@@ -48,7 +49,8 @@ KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 
 
 def on_disk(place: str, key: str) -> Path:
-    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
+    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache, whose path
+    holds no password.
 
     Args:
         place: a folder, or a URL.
@@ -59,7 +61,8 @@ def on_disk(place: str, key: str) -> Path:
     """
     if not is_url(place):
         return Path(place)
-    return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), key)
+    without_user = without_secrets(place.rstrip("/")).replace(f"://{HIDDEN}@", "://")
+    return inside(cache_dir() / "runs", without_user.replace("://", "/"), key)
 
 
 def folder_of_recipe(runs_dir: str | Path, recipe: str) -> Path:

@@ -15,12 +15,26 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 Tree = TypeVar("Tree")  # nested dicts and lists of plain values
 HIDDEN = "..."
 """In a secret's place."""
-SECRET_KEY = re.compile(
-    r"\.monitor\.webhook|.*\.(trainer|builder|source)\.(.*[._])?(headers?|token|password|secret|api_key)(\..*)?"
+WITH_SECRETS = {"trainer", "builder", "source"}
+"""Parts of settings, below which a key of :data:`SECRET_NAME` holds one."""
+SECRET_NAME = re.compile(
+    r"(^|[_-])(headers?|token|password|secret|auth|authorization|(api|access|experiment)[_-]?key)$",
+    re.IGNORECASE,
 )
-"""Settings whose text is a secret: whoever has a webhook's address can post to it."""
-_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]*:[^\s/@'\"]+(?=@)")
-"""``user:password`` of an address."""
+"""The end of a key whose text is a secret."""
+_END = r"(?!\"[],:}])"  # of a text in JSON
+_USER = re.compile(
+    rf"(:/+)(?:(?:{_END}[^\s/?#:@\[])*:(?:(?:{_END}\S){{0,99}}|(?!\d*[\s/?#])(?:{_END}[^\n]){{0,99}})|(?:{_END}[^\s/?#])*)@"
+)
+"""What stands before an address's last ``@``: ``user:password``, or a token. Each part is of bounded length, or ends where
+the next address begins, so that the time grows with the text's length alone."""
+_IN_QUERY = re.compile(
+    r"([?&][\w-]{0,40}(?:token|signature|secret|password|credential|api_?key)=)[^&#\s\"']+",
+    re.IGNORECASE,
+)
+"""A secret in an address's query."""
+QUOTES = ("''", "'\"'\"'")
+"""How YAML and a shell write an apostrophe in a quoted text."""
 _secrets: set[str] = set()
 
 
@@ -40,17 +54,31 @@ def masked(tree: Tree, key: str = "") -> Tree:
     elif isinstance(tree, list):
         shown = [masked(value, key) for value in tree]
     elif isinstance(tree, str):
-        if SECRET_KEY.fullmatch(key) and len(tree) > len(HIDDEN):
-            _secrets.add(tree)
+        if _is_secret(key) and len(tree) > len(HIDDEN):
+            _secrets.update({tree, *(tree.replace("'", quote) for quote in QUOTES)})
         shown = without_secrets(tree)
     return cast(Tree, shown)
 
 
+def _is_secret(key: str) -> bool:
+    """Whether the text of a setting is a secret: whoever has a webhook's address can post to it."""
+    _, *parts = key.split(".")
+    if parts == ["monitor", "webhook"]:
+        return True
+    places = [number for number, part in enumerate(parts) if part in WITH_SECRETS]
+    first = min(places, default=len(parts))
+    return any(map(SECRET_NAME.search, parts[first:]))
+
+
 def without_secrets(text: str) -> str:
-    """A text with ``...`` in the place of passwords in addresses, and of each secret that :func:`masked` has met."""
+    """A text with ``...`` in the place of passwords and tokens in addresses, and of each secret that :func:`masked` has
+    met.
+    """
     for secret in _secrets:
         text = text.replace(secret, HIDDEN)
-    return _PASSWORD.sub(HIDDEN, text) if "://" in text else text
+    if ":/" in text and "@" in text:
+        text = _USER.sub(rf"\1{HIDDEN}@", text)
+    return _IN_QUERY.sub(rf"\1{HIDDEN}", text) if "://" in text else text
 
 
 def on_terminal(text: str) -> str:

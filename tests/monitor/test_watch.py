@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kd.cli import train_main
+from kd.monitor import watch
 from kd.monitor.watch import Watch, ask_rules
 from kd.monitor.watched import Watched
 from kd.report.facts import Facts
@@ -296,3 +297,9 @@ def test_pictures_and_weights_are_looked_at(plain: RunRecords) -> None:
     assert 0 <= reading["inputs"]["low"] < reading["inputs"]["high"] <= 255
     assert reading["unchanged"] == []
     assert set(reading["zeros"]) == set(reading["spread"])
+
+
+def test_a_failed_post_does_not_show_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "TRIES", 1)
+    with pytest.raises(OSError, match=r"^\.\.\.: InvalidURL$"):
+        watch.post("https://me:hush@127.0.0.1/hook", {})
