@@ -155,9 +155,8 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
     ("text", "message"),
     [
         ("seed: 1\nseed: 2\n", "the key 'seed' is given twice"),
-        ("seed: " + "7" * 6000, "seed: a number of 6000 characters"),
+        ("seed: " + "7" * 6000, "is no YAML: a number of 6000 characters"),
         ("seed: \0\n", "is no YAML"),
-        (f"seed: {'9' * 5000}\n", "is no YAML"),
         ("data: 3\n", "data: has settings of its own (data.NAME=VALUE), got '3'"),
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
         ("trainer: {logger: {class_path: antigravity.Logger}}\n", "not among the classes"),

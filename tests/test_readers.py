@@ -110,7 +110,8 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
         "kd.storage.dataset_folder has checked the configuration; the format is one of kd's list",
     ),
     "kd.storage.dataset_folder": dict.fromkeys(
-        ("pyarrow.ArrowException", "pyarrow.parquet", "pyarrow.parquet.read_metadata"), "sizes and a schema: no rows"
+        ("pyarrow.ArrowException", "pyarrow.parquet", "pyarrow.parquet.read_metadata", "pyarrow.parquet.ParquetFile",
+         "pyarrow.compute", "pyarrow.compute.binary_length", "pyarrow.compute.max"), "sizes, a schema, dictionaries of texts"
     ),
     "kd.report.traces": {"hta.trace_analysis.TraceAnalysis": "JSON of a bounded size"},
     "kd.fleet.tuning.study": dict.fromkeys(
@@ -164,7 +165,7 @@ LIBRARIES = {
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic", "pydantic_core", "pynvml",
-    "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
+    "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
     "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip
 """All that kd/ imports beside the standard library."""

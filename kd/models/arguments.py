@@ -2,34 +2,39 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import psutil
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from kd.errors import UserError
 from kd.settings import LARGEST_SIDE
 
 LOADS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Of ``timm.create_model``: they fetch or read weights, which a model's ``checkpoint`` and ``pretrained`` do."""
-FETCHES = re.compile(r"_.*|auto_map|quantization_config|name_or_path")
+FETCHES = re.compile(r"_.*|auto_map|quantization_config|name_or_path|transformers_weights")
 """Names of a transformers configuration that fetch code or weights."""
 IMPLEMENTATIONS = ("eager", "sdpa")
 """Of attention, in transformers' own code."""
 LARGEST = 65_536
-"""The largest whole number that an architecture takes: a width, a number of heads or classes."""
+"""The largest number that an architecture takes: a width, a number of heads or classes."""
 MOST_LAYERS = 1000
 """Of a model that settings or a file describe: each is built before its weights are compared."""
 LARGEST_WINDOW = 64
 """Pixels or tokens of an attention window's side; some models count its pairs of tokens, (side^2)^2, one by one."""
 BOUNDS = (
     (re.compile(r"img_size|image_size|input_size"), LARGEST_SIDE, " pixels"),
+    (re.compile(r".*depth\w{0,20}_(mult|coef).*"), 10, ""),
     (re.compile(r".*(depth|layers|blocks|stages|repeats).*"), MOST_LAYERS, ""),
     (re.compile(r".*window.*"), LARGEST_WINDOW, ""),
     (re.compile(r".*"), LARGEST, ""),
 )
-"""By the names of arguments, the first that matches: their largest whole number, and its unit. Layers are summed."""
+"""By the names of arguments, the first that matches: their largest number, and its unit. Layers are summed."""
+MOST_MODULES = 100_000
+"""Of a model, each counted where another one takes it up."""
 
 
 def check_arguments(
@@ -55,7 +60,7 @@ def check_arguments(
         if isinstance(value, Mapping) and name.endswith("_config"):  # a model inside it
             check_arguments(value, f"{key}{name}.", tensors)
             continue
-        numbers = [abs(number) for number in _whole_numbers(value)]
+        numbers = [abs(number) for number in _numbers(value)]
         limit, unit = next((most, unit) for names, most, unit in BOUNDS if names.fullmatch(name))
         found = max(numbers, default=0)
         if limit == MOST_LAYERS:
@@ -77,13 +82,26 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
         arguments: what the model is built with, for the message.
 
     Raises:
-        UserError: weights and buffers are larger than all memory of the machine, free or not.
+        UserError: weights and buffers are larger than all memory of the machine, free or not, or it has more modules
+            than :data:`MOST_MODULES`.
     """
+    modules = count()
+
+    def counted(*_: object) -> None:
+        """Called for each module that another one takes up."""
+        if next(modules) >= MOST_MODULES:
+            raise UserError(f"{key}: it has more than {MOST_MODULES} modules")
+
+    hook = register_module_module_registration_hook(counted)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         try:
             model = make()
+        except UserError:
+            raise
         except Exception:  # its message is the real building's
             return
+        finally:
+            hook.remove()
     tensors = [*model.parameters(), *model.buffers()]
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     memory = psutil.virtual_memory().total
@@ -110,8 +128,8 @@ def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _whole_numbers(value: object) -> Iterator[int]:
-    """The whole numbers in nested lists and dicts, and the repeats in text such as ``ir_r2_k3`` (2)."""
+def _numbers(value: object) -> Iterator[float]:
+    """The numbers in nested lists and dicts, and the repeats in text such as ``ir_r2_k3`` (2)."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str):
@@ -119,6 +137,6 @@ def _whole_numbers(value: object) -> Iterator[int]:
             yield int(digits[:9])
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _whole_numbers(inner)
-    elif isinstance(value, int) and not isinstance(value, bool):
+            yield from _numbers(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         yield value

@@ -17,7 +17,15 @@ from kd.models.foreign import Pixels
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
-from kd.storage.elsewhere import RefusedFile, json_of, mapping_in, regular_files, text_of
+from kd.storage.elsewhere import (
+    RefusedFile,
+    json_of,
+    mapping_in,
+    mapping_of,
+    plain_name,
+    regular_files,
+    text_of,
+)
 from kd.storage.writing import folder_for, write_json
 
 if TYPE_CHECKING:
@@ -247,7 +255,13 @@ class HuggingFaceBuilder:
     def _load(
         self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
     ) -> "transformers.PreTrainedModel":
-        """The model of ``kind`` with the weights of ``path``; only classifier and pooler may be new, else a UserError."""
+        """The model of ``kind`` with the weights of ``path``; only classifier and pooler may be new, else a UserError.
+
+        Its index may name only files of the folder itself, which :meth:`_content` has checked.
+        """
+        for index in Path(str(self.path)).glob("*.index.json"):  # files of weights, by tensor
+            for name in mapping_in(mapping_of(index), "weight_map").values():
+                plain_name(str(name), f"builder.path: {index}")
         model, loading = kind.from_pretrained(
             str(self.path),
             config=config,

@@ -13,26 +13,14 @@ import yaml
 from kd.errors import UserError
 from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
-LONGEST_NUMBER = 100
-"""Characters; Python itself refuses to convert thousands of digits, without naming the key."""
-
 
 class _Strict(BoundedLoader):
-    """Refuses a key that is given twice, as the last one would win in silence, and values that are longer numbers than
-    :data:`LONGEST_NUMBER`.
-    """
+    """Refuses a key that is given twice, as the last one would win in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping of YAML; keys that are given twice and too long numbers raise ConstructorError with their line."""
+        """A mapping of YAML; keys that are given twice raise ConstructorError with their line."""
         seen: set[str] = set()
-        for key, value in node.value:
-            is_number = value.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-            if is_number and len(value.value) > LONGEST_NUMBER:
-                problem = (
-                    f"{key.value}: a number of {len(value.value)} characters, at most "
-                    f"{LONGEST_NUMBER} are read"
-                )
-                raise yaml.constructor.ConstructorError(None, None, problem, value.start_mark)
+        for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     problem = f"the key '{key.value}' is given twice"

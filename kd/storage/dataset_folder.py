@@ -4,8 +4,12 @@
 end, patterns that lead out of the folder, a number of classes that takes all memory, tables that unfold to any size.
 """
 
+import re
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kd.storage.elsewhere import (
     LARGEST_DATA,
@@ -20,8 +24,12 @@ from kd.storage.elsewhere import (
 
 CARD = "README.md"
 """Its front matter, between two lines ``---``, is YAML."""
+FRONT_MATTER = re.compile(r"\s*---(?:\r\n|\r|\n)(.*?)[\r\n]---[ \t]*(?:\r|\n|$)", re.DOTALL)
+"""A card's front matter as ``huggingface_hub`` finds it; without ``---`` in it every release finds the same."""
 LARGEST_CLASSES = 65_536
 """Names of classes that a column may have."""
+ID, LONGEST_ID = re.compile(r"\s*[+-]?[\d_]+\s*"), 20
+"""The id of a class, as a key of its name, and its most characters."""
 KEYS = {"config_name", "data_files", "data_dir", "default", "sep", "drop_labels", "drop_metadata"}
 """Settings of a configuration; others are arguments of readers."""
 UNFOLDS = 64
@@ -56,8 +64,12 @@ def _front_matter(file: Path, text: str) -> str:
     """The YAML of a card, "" where it has none; of another file all of its text."""
     if file.name != CARD:
         return text
-    before, *parts = text.split("---", 2)
-    return parts[0] if not before.strip() and len(parts) == 2 else ""
+    found = FRONT_MATTER.match(text)
+    content = found[1] if found else ""
+    begins = text.lstrip().startswith("---") and text.count("---") > 1
+    if "---" in content or (begins and not found):
+        raise ValueError("its front matter must lie between two lines ---, with no --- in it")
+    return content
 
 
 def _check_configuration(file: Path, content: object) -> None:
@@ -65,6 +77,8 @@ def _check_configuration(file: Path, content: object) -> None:
     for key, value in _values(content):
         if key == "num_classes" and isinstance(value, int) and value > LARGEST_CLASSES:
             raise refused_file(file, f"num_classes must be <= {LARGEST_CLASSES}, got {value}")
+        if ID.fullmatch(key) and (len(key) > LONGEST_ID or int(key) > LARGEST_CLASSES):
+            raise refused_file(file, f"a class's id must be <= {LARGEST_CLASSES}, got {key[:80]}")
     configs = content.get("configs") if isinstance(content, dict) else None
     for config in configs if isinstance(configs, list) else ():
         unknown = set(config) - KEYS if isinstance(config, dict) else {"configs"}
@@ -115,7 +129,37 @@ def check_parquet(file: Path) -> None:
     unfolded = sum(group.total_byte_size for group in groups)
     cells = sum(group.num_rows for group in groups) * metadata.num_columns * 8
     allowed = max(LARGEST_LIST, UNFOLDS * file.stat().st_size)
-    if max(unfolded, cells) > allowed:
-        raise refused_file(
-            file, f"unfolds to {max(unfolded, cells):,} bytes, at most {allowed:,} are read"
-        )
+    largest = max(unfolded, cells)
+    if largest <= allowed:
+        try:
+            largest = sum(map(partial(_texts, file), range(len(groups)), groups))
+        except ArrowException as error:
+            raise refused_file(file, f"is damaged: {' '.join(str(error).split())[:160]}") from error
+    if largest > allowed:
+        raise refused_file(file, f"unfolds to {largest:,} bytes, at most {allowed:,} are read")
+
+
+def _texts(file: Path, number: int, group: Any) -> int:
+    """Bytes that texts of a group of rows take at most whose column has each text once, in a dictionary, and its place in
+    each row.
+
+    Args:
+        file: the table; of each such column the dictionary is read, and one row.
+        number: of the group.
+        group: what the file says of it.
+    """
+    from pyarrow import compute, parquet
+
+    total = 0
+    for column in map(group.column, range(group.num_columns)):
+        if column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
+            continue
+        name = column.path_in_schema
+        content = parquet.ParquetFile(file, read_dictionary=[name], buffer_size=2**16)
+        for batch in islice(content.iter_batches(1, [number], [name]), 1):
+            array = batch.column(0)
+            while not hasattr(array, "dictionary"):  # in a list, or a struct of this column alone
+                array = array.values if hasattr(array, "values") else array.field(0)
+            longest = compute.max(compute.binary_length(array.dictionary))
+            total += (longest.as_py() or 0) * max(group.num_rows, column.num_values)
+    return total

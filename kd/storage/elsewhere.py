@@ -36,43 +36,56 @@ LARGEST_WEIGHTS = 128 * 2**30
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
 LARGEST_NUMBER = 1e100  # of what a run has measured: sums and squares of it are finite
-NODES = 1_000_000  # of YAML, each alias counted as what it stands for
+NODES = 100_000  # of YAML, each alias counted as what it stands for
+LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
+LONGEST_NUMBER, LONGEST_KEY = 100, 18
+"""Characters of a number in YAML, and of a whole one that is a key: the time for numbers to the base of 60 grows with
+the square of their length, and that for keys of equal hashes with the square of their count."""
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 
 class BoundedLoader(yaml.SafeLoader):
     """Plain values alone; aliases of aliases grow without bound as soon as anyone walks through them."""
 
-    def get_single_node(self) -> yaml.Node | None:
-        """The document, None for an empty text; ``yaml.load`` calls it before it makes anything of the document.
+    def __init__(self, stream: str) -> None:
+        """Begins to count the values of a text."""
+        super().__init__(stream)
+        self._nodes = 0
+        self._sizes: dict[int, int] = {}  # values in what an alias may stand for, by the node's id
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """A value of the document, counted while the text is parsed.
 
         Raises:
-            ComposerError: it has more than :data:`NODES` values.
+            ComposerError: there are more than :data:`NODES` values, each alias counted as what it stands for; one of what it
+                lies in has no end.
         """
-        node = super().get_single_node()
-        if node is not None and _size(node, {}) > NODES:
-            raise yaml.composer.ComposerError(
-                None, None, f"its aliases stand for more than {NODES} values"
-            )
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._nodes
+        node = super().compose_node(parent, index)
+        if is_alias:
+            self._nodes += self._sizes.get(id(node), NODES)
+        self._nodes += 1
+        self._sizes.setdefault(id(node), self._nodes - before)
+        if self._nodes > NODES:
+            raise yaml.composer.ComposerError(None, None, f"it has more than {NODES} values")
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """The value of a node; a ConstructorError for a number that is longer than :data:`LONGEST_NUMBER`."""
+        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if is_number and len(node.value) > LONGEST_NUMBER:
+            length = f"a number of {len(node.value)} characters, at most {LONGEST_NUMBER} are read"
+            raise yaml.constructor.ConstructorError(None, None, length, node.start_mark)
+        return super().construct_object(node, deep)
 
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values in a document, each alias counted as what it stands for.
-
-    Args:
-        node: of the document.
-        known: sizes by the node's id. Meanwhile a node counts as too large: an alias of what it lies in has no end.
-    """
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = NODES + 1
-        inner = node.value
-        if isinstance(node, yaml.MappingNode):
-            inner = [part for key_and_value in node.value for part in key_and_value]
-        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
-    return known[id(node)]
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping; a ConstructorError for a whole number as a key that is longer than :data:`LONGEST_KEY`."""
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:int" and len(key.value) > LONGEST_KEY:
+                length = f"a key is a number of {len(key.value)} characters, at most {LONGEST_KEY} are read"
+                raise yaml.constructor.ConstructorError(None, None, length, key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
@@ -86,9 +99,11 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
         Mappings, lists, texts, numbers, truth values, dates, bytes, sets; None for an empty text.
 
     Raises:
-        ValueError: not YAML, a tag on a value of another kind, too many values (with the default loader), or nested too
-            deeply.
+        ValueError: not YAML, a tag on a value of another kind, more than :data:`LARGEST_YAML` characters, too many values
+            or too long a number (with the default loader), or nested too deeply.
     """
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"it has {len(text):,} characters, at most {LARGEST_YAML:,} are read")
     try:
         return yaml.load(text, loader)
     # a number of thousands of digits is a ValueError already

@@ -23,6 +23,10 @@ from kd.teachers.probabilities import SMALLEST
 
 LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
+ROWS = 1000
+"""Of a parquet file that are in memory at once."""
+MOST_PARTS = 256
+"""Folders of an end of a picture's path that are compared."""
 MOST_SHOWN = 5
 """Classes of the data that a message names."""
 Cell = tuple[str, str, str, object]
@@ -77,7 +81,7 @@ class AnswersFile:
             raise UserError(f"from: {file} has no answers")
         self.pictures = list(rows)
         self._logits = _logits_of(file, np.stack([*rows.values()]), classes, shares)
-        self._row_of = {_ends(picture)[0]: row for row, picture in enumerate(rows)}
+        self._row_of = {next(_ends(picture)): row for row, picture in enumerate(rows)}
 
     def identity(self) -> dict[str, Any]:
         """The file's name, and a digest of its content."""
@@ -166,7 +170,7 @@ def _as_user_error(file: str) -> Iterator[None]:
 
 
 def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """The columns of a parquet file, and its rows by column, some thousands at once; needs pyarrow."""
+    """The columns of a parquet file, and its rows by column; needs pyarrow."""
     try:
         from pyarrow import parquet
 
@@ -175,7 +179,7 @@ def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
         raise UserError(f"from: {file} {needs_extra('hf')}") from error
     try:
         content = parquet.ParquetFile(file)
-        rows = (row for part in content.iter_batches() for row in part.to_pylist())
+        rows = (row for part in content.iter_batches(ROWS) for row in part.to_pylist())
         return list(content.schema_arrow.names), rows
     except Exception as error:  # its errors have no common class
         raise UserError(
@@ -249,7 +253,9 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def _ends(name: str) -> list[str]:
-    """A path, and what is left of it without its first folders, the longest first."""
+def _ends(name: str) -> Iterator[str]:
+    """A path, and what is left of it without its first folders, the longest first: of at most :data:`MOST_PARTS` parts."""
     parts = Path(name).parts
-    return ["/".join(parts[first:]) for first in range(len(parts))]
+    yield "/".join(parts)
+    for first in range(max(1, len(parts) - MOST_PARTS), len(parts)):
+        yield "/".join(parts[first:])

@@ -10,7 +10,7 @@ import torch
 
 from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess
-from kd.models.arguments import architecture_alone, check_arguments
+from kd.models.arguments import architecture_alone, check_arguments, check_memory
 from kd.models.build import build_model
 from kd.models.hugging_face import HuggingFaceBuilder
 from kd.settings import LARGEST_SIDE, ModelSettings
@@ -131,3 +131,41 @@ def test_a_configuration_inside_another_describes_no_endless_model_either() -> N
     with pytest.raises(UserError, match="x: vision_config.num_hidden_layers: must be <= 1000, got"):
         check_arguments(config, "x: ", tensors)
     check_arguments({"label2id": {"building blocks": 2000}}, "x: ", tensors)
+
+
+@pytest.mark.parametrize("name", ["depth_mult", "depth_coefficient", "depth_multiplier"])
+def test_a_fraction_counts_as_much_as_a_whole_number(name: str) -> None:
+    with pytest.raises(UserError, match=f"x: {name}: must be <= 10, got 200000.5"):
+        check_arguments({name: 200_000.5}, "x: ")
+    check_arguments({name: 1.4, "rope_theta": 10_000.0}, "x: ")
+    with pytest.raises(UserError, match="x: depth: must be <= 1000"):
+        check_arguments({"depth": 1e9}, "x: ")
+
+
+def test_a_model_without_end_is_not_described() -> None:
+    """Whatever argument repeats its layers: modules are counted while they are taken up, without weights."""
+
+    def endless() -> torch.nn.Module:
+        model = torch.nn.Sequential()
+        while True:
+            model.append(torch.nn.Identity())
+
+    with pytest.raises(UserError, match="x: it has more than 100000 modules"):
+        check_memory(endless, "x", {})
+    torch.nn.Sequential(torch.nn.Identity())  # the count has ended
+
+
+@pytest.mark.parametrize("shard", ["../x.safetensors", "/x.safetensors", "sub/pipe.safetensors"])
+def test_an_index_names_only_files_of_its_folder(shard: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "vit",
+        "num_hidden_layers": 1,
+        "hidden_size": 12,
+        "num_attention_heads": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"x": shard}}))
+    with pytest.raises(UserError, match=f"{index.name}: must name .*, got '{shard}'"):
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)

@@ -18,8 +18,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("README.md", CARD.format(BOMB), "more than 1000000 values"),
-        (".huggingface.yaml", BOMB, "more than 1000000 values"),
+        ("README.md", CARD.format(BOMB), "more than 100000 values"),
+        (".huggingface.yaml", BOMB, "more than 100000 values"),
         ("README.md", CARD.format("configs: [{data_files: /etc/*}]"), "/etc/\\* leads out"),
         ("README.md", CARD.format("configs: [{data_dir: ../x}]"), "../x leads out"),
         (
@@ -41,6 +41,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
             "num_classes must be <= 65536",
         ),
         ("dataset_infos.json", "[" * 100_000, "nested too deeply"),
+        ("README.md", CARD.format("# a---\nconfigs: [{data_files: /etc/*}]"), "two lines ---"),
+        ("README.md", "---\rconfigs: [{data_files: /etc/*}]\r---", "two lines ---|leads out"),
+        ("README.md", CARD.format("names: {'0': a, '3_000_000_000': b}"), "id must be <= 65536"),
+        ("README.md", CARD.format(f"names: {{'{'0' * 30}3000000': b}}"), "id must be <= 65536"),
     ],
 )
 def test_a_configuration_that_harms(name: str, text: str, why: str, tmp_path: Path) -> None:
@@ -90,3 +94,20 @@ def test_a_table_that_unfolds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="x.parquet: is no parquet file"):
         check_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kind", ["text", "in a struct", "in a list"])
+def test_a_table_whose_dictionary_unfolds_is_refused(kind: str, tmp_path: Path) -> None:
+    """A row takes four bytes, and stands for a text of 1 MB."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    column = pa.array(["x" * 2**20]).dictionary_encode().take(pa.array([0] * 2000))
+    if kind == "in a struct":
+        column = pa.StructArray.from_arrays([column], ["bytes"])
+    elif kind == "in a list":
+        column = pa.ListArray.from_arrays(pa.array(range(2001)), column)
+    parquet.write_table(pa.table({"x": column}), tmp_path / "x.parquet", store_schema=False)
+    assert (tmp_path / "x.parquet").stat().st_size < 2**17
+    with pytest.raises(UserError, match="x.parquet: unfolds to 2,097,152,000 bytes, at most"):
+        check_dataset_folder(tmp_path)

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from kd.cli import main, train_main
 from kd.errors import UserError
+from kd.teachers import answers_file
 from kd.teachers.answers_file import AnswersFile
 from tests._helpers import ARCH, CLASSES, TINY, draw_folder, tiny_vit, write_recipe
 from tests._runs import run as trained
@@ -250,3 +251,9 @@ def test_stored_answers_beside_a_cached_teacher(
     assert {name: caches[name]["views"] for name in "ab"} == {"a": None, "b": 2}
     assert {name: caches[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 96}
     assert caches["a"]["answers_read"] == 3 * 48
+
+
+def test_few_ends_of_a_path_are_compared() -> None:
+    """A path of 60,000 folders has ends of 3.6 GB."""
+    whole, *ends = answers_file._ends("a/" * 60_000 + "x.jpg")
+    assert len(whole) > 120_000 and len(ends) == answers_file.MOST_PARTS and ends[-1] == "x.jpg"

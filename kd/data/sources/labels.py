@@ -19,7 +19,7 @@ from kd.errors import UserError
 NAMED = 5  # classes that a message names
 MISSING = {"nan", "null", "none", "n/a", "<na>", "na", "-1", "-1.0", "unlabeled", "unlabelled"}
 """Labels, in lower case, that may say that a picture has none."""
-FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
+FRACTION = re.compile(r"[+-]?\d*\.0*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 """A number that is no whole one."""
 
 

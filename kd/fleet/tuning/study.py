@@ -176,11 +176,13 @@ def _check_journal(journal: Path, is_grid: bool) -> None:
     for number, line in enumerate(lines, 1):
         try:
             entry = json_of(line)
-            ranges = [entry.get("distribution", "{}"), *mapping_in(entry, "distributions").values()]
-            most = max(map(_steps, ranges))
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            ranges = [*mapping_in(entry, "distributions").values()]
+            if "distribution" in entry:
+                ranges.append(entry["distribution"])
+            most = max(map(_steps, ranges), default=0)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise UserError(f"{journal}: line {number} is no entry of a search") from error
-        if is_grid and most > MOST_VALUES:
+        if is_grid and not most <= MOST_VALUES:
             raise UserError(
                 f"{journal}: line {number}: a grid of {most:.0f} values, at most {MOST_VALUES}"
             )
@@ -192,9 +194,9 @@ def _steps(distribution: str) -> float:
     Raises:
         ValueError, TypeError, KeyError: it is no range.
     """
-    range_ = mapping_in(json_of(distribution), "attributes")
-    step = range_.get("step")
-    return (range_["high"] - range_["low"]) / step if step else 0
+    range_: Any = optuna.distributions.json_to_distribution(distribution)
+    step = getattr(range_, "step", None)
+    return (range_.high - range_.low) / step if step else 0
 
 
 class _WholeLines(JournalFileSymlinkLock):
