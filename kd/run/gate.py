@@ -26,8 +26,12 @@ PLACE_KEY = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
 """A key whose value is a file, a folder or an address, by its last letters (``data.root``, ``checkpoint_dir``)."""
 PATH = re.compile(r"[/\\]|^~|^\.\.$")
 """A value that holds a path: a slash, the home folder, or the folder above."""
-NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")
-"""Values that only look like paths: metrics (``val/acc1``), and what is in the run's folder (``RUN/NAME``)."""
+IN_RUN = re.compile(r"RUN(/[\w.+-]*[\w+-])*")
+"""Paths in the run's folder (``RUN/NAME``)."""
+METRIC = re.compile(r"(val|train)/\w+")
+"""Values that only look like paths, at a key that takes none: names of metrics (``val/acc1``)."""
+WRITTEN = ("cache_dir", "data_dir")
+"""The last parts of keys outside of the trainer whose folder is written to (``Food101`` downloads into ``data_dir``)."""
 
 
 def check_foreign(
@@ -138,8 +142,8 @@ def _problems_of_text(value: str, key: str) -> Iterator[str]:
         yield f"resume: a file from elsewhere resumes no run, got {value}; give resume= yourself"
     if "${" in value:
         yield f"{key} looks up '{value}'; if you trust this file: --trust"
-    if key.endswith(".cache_dir"):
+    if key.rpartition(".")[2] in WRITTEN:
         yield f"{key}: a file from elsewhere names no folder to write to, got '{value}'; if you trust it: --trust"
-    is_place = PLACE_KEY.search(key) or PATH.search(value)
-    if key.startswith("trainer.") and is_place and not NO_PATH.fullmatch(value):
+    is_place = PLACE_KEY.search(key) or (PATH.search(value) and not METRIC.fullmatch(value))
+    if key.startswith("trainer.") and is_place and not IN_RUN.fullmatch(value):
         yield f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: --trust"

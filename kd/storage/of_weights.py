@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kd.storage.elsewhere import mapping_of
+from kd.errors import UserError
+from kd.storage.elsewhere import inside, mapping_of
 from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import write_json
 
@@ -91,16 +92,22 @@ def read_tables(run: Path, say: Say) -> dict[str, dict[str, Any]]:
 def exports(run: Path, say: Say) -> dict[str, dict[str, Any]]:
     """The exports of the student's present weights that were kept, by name; arguments as of :func:`read_of_weights`.
 
-    Each as :func:`kd.ship.export.gate.export` describes it, with ``file`` as a path that leads there from here.
+    Each as :func:`kd.ship.export.gate.export` describes it, with ``file`` as a path that leads there from here. One
+    that lies outside of the run's folder (``out=``) is left out: a run from elsewhere could name any folder of yours.
     """
     kept = {}
     for name, export in read_of_weights(run, EXPORTS, say).items():
         needed = {"file", "to", "kept", "int8"}
         is_whole = isinstance(export, dict) and needed <= export.keys()
-        if is_whole and export["kept"]:
-            name_in_run = str(export["file"])
-            file = run / name_in_run
-            kept[name] = {**export, "file": str(file)}
+        if not is_whole or not export["kept"]:
+            continue
+        name_in_run = str(export["file"])
+        try:
+            file = inside(run, name_in_run, f"{EXPORTS}: {name}")
+        except UserError as error:
+            say(f"{error}, and is left out")
+            continue
+        kept[name] = {**export, "file": str(file)}
     return kept
 
 

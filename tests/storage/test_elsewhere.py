@@ -454,41 +454,6 @@ def test_a_bucket_writes_below_the_cache_alone(
     assert not (tmp_path / "victim").exists()
 
 
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        {"logger": {"class_path": "pytorch_lightning.loggers.CSVLogger",
-                    "init_args": {"save_dir": "VICTIM", "name": "", "version": ""}}},
-        {"logger": {"class_path": "pytorch_lightning.loggers.CSVLogger",
-                    "init_args": {"save_dir": "RUN/../../../victim", "name": "", "version": ""}}},
-        {"callbacks": [{"class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
-                        "init_args": {"dirpath": "VICTIM"}}]},
-        {"callbacks": [{"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": {"dirpath": "x"}}]},
-        {"profiler": {"class_path": "pytorch_lightning.profilers.AdvancedProfiler",
-                      "init_args": {"dirpath": "VICTIM", "filename": "metrics"}}},
-        {"profiler": {"class_path": "pytorch_lightning.profilers.AdvancedProfiler",
-                      "init_args": {"filename": "../victim/metrics"}}},
-        {"default_root_dir": "VICTIM"},
-    ],
-)  # fmt: skip
-def test_paths_of_the_trainer_lie_below_the_run(
-    trainer: dict, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "metrics.csv").write_text("mine")
-    own = json.loads(json.dumps({"trainer": trainer}).replace("VICTIM", str(victim)))
-    (tmp_path / "x.yaml").write_text(
-        yaml.safe_dump(merged(yaml.safe_load(recipe.read_text()), own))
-    )
-    assert "must lie in the run's folder" in refused(
-        "train", [f"recipe={tmp_path / 'x.yaml'}"], capsys
-    )
-    assert [p.name for p in victim.iterdir()] == ["metrics.csv"] and (
-        victim / "metrics.csv"
-    ).read_text() == "mine"
-
-
 def test_what_one_types_oneself_may_lie_anywhere(recipe: Path, tmp_path: Path) -> None:
     place = f"trainer.logger.save_dir={tmp_path / 'logs'}"
     assert (

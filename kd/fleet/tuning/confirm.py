@@ -1,6 +1,8 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
 
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
@@ -10,6 +12,7 @@ from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
 from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial, split_metrics
 from kd.report.terminal import print_parts
+from kd.run.trust import made_here, remember_made
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
@@ -96,7 +99,7 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
         The runs in their folders below ``confirm/``: the winner's by seed, then the default's by seed.
 
     Raises:
-        UserError: one is being trained by another process, or has failed.
+        UserError: one is being trained by another process, was not begun on this machine, or has failed.
     """
     best = chosen(search.study, plan)
     assert best is not None
@@ -113,6 +116,7 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
             owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
+            check_began_here(folder)
             job = TrialRun(folder, plan.config["recipe"], search.pool.free[0], owner)
             jobs.append(job)
             waiting.append((job, [*command_line, f"seed={seed}"]))
@@ -130,6 +134,25 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
     return jobs
+
+
+def check_began_here(folder: Path) -> None:
+    """Checks that a folder of a confirmation holds no run, or one that this machine began: the folder of a search may be a
+    stranger's. The first time it leaves a random word there, which the cache folder notes.
+
+    Raises:
+        UserError: names the folder.
+    """
+    mark = folder / "began"
+    if mark.is_file() and made_here(mark):
+        return
+    if any(folder.glob("*/")):
+        raise UserError(
+            f"confirm: {folder} holds a run that this machine did not begin; remove it to train it anew"
+        )
+    text = uuid4().hex
+    write_text(mark, text)
+    remember_made(text.encode())
 
 
 def has_test_split(plan: SearchPlan) -> bool:

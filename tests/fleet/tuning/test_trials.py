@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from kd.errors import UserError
+from kd.fleet.tuning.confirm import check_began_here
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import WITH_SEARCH, Pool, TrialRun, deal, lock_trial
@@ -106,3 +107,21 @@ def test_a_journals_values_are_the_searchs_own() -> None:
     )
     with pytest.raises(UserError, match="that are not this search's"):
         Study.values_in(trial, [Space("a", ("SGD", "AdamW"))])
+
+
+def test_a_confirmation_takes_no_run_that_was_not_begun_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    planted, own = tmp_path / "planted", tmp_path / "own"
+    for folder in (planted, own):
+        folder.mkdir()
+        (folder / "owner").touch()
+    (planted / "tiny" / "000").mkdir(parents=True)
+    for mark in ("", "a word of theirs"):
+        with pytest.raises(UserError, match="planted holds a run that this machine did not begin"):
+            check_began_here(planted)
+        (planted / "began").write_text(mark)
+    check_began_here(own)
+    (own / "tiny" / "000").mkdir(parents=True)
+    check_began_here(own)  # it goes on
