@@ -110,7 +110,7 @@ WRONG = [
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
     ("data.source.root=/" + "a" * 5000, "File name too long"),
     ("data=3", "data: has settings of its own (data.NAME=VALUE), got '3'"),
-    ("runs_dir=", "runs_dir: must name a folder"),
+    ("runs_dir=", "runs_dir: must not be empty"),
     ("runs_dir=a\nb", "runs_dir: must hold no control characters, got 'a\\nb'"),
     (
         'model.student.kwargs={\n norm: "a\\x07"\n}',

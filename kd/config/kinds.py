@@ -190,20 +190,17 @@ class TimmName:
 
     def refuses(self, value: object) -> str:
         """What is wrong with a name that timm lacks; "" for a name with a hub's prefix, and without timm."""
-        name, known = str(value).removeprefix("timm/"), self.words
-        timm = sys.modules.get(
-            "timm"
-        )  # where it is imported, models of one's own may be registered
-        if self.part == "optim":
-            is_known = name in known
-        else:
-            is_known = (
-                ":" in name or name.partition(".")[0] in known or bool(timm and timm.is_model(name))
-            )
-        if is_known or value in (None, "", *self.also) or not known:
+        name = str(value).removeprefix("timm/")
+        known = timm_names(self.part)
+        timm = sys.modules.get("timm")
+        is_known = name.partition(".")[0] in known or value in (None, "", *self.also)
+        if is_known or not known:
             return ""
         if self.part == "optim":
             return "must be one of timm's optimizers"
+        # where timm is imported, models of one's own may be registered
+        if ":" in name or (timm and timm.is_model(name)):
+            return ""
         return "must be one of timm's models (builder=CLASS takes one of your own)"
 
     @property

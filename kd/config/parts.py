@@ -54,9 +54,7 @@ class Key:
     @property
     def value(self) -> object:
         """The default; a new object each time. None also where there is none (:attr:`default` is empty)."""
-        if self.default:
-            return literal_eval(self.default)
-        return None
+        return literal_eval(self.default or "None")
 
     @property
     def type(self) -> str:

@@ -24,8 +24,7 @@ def first_sentence(text: str) -> str:
         if part.count("(") == part.count(")"):  # not inside brackets
             sentence = part
             break
-    sentence = sentence.rstrip(";")
-    return sentence[:1].upper() + sentence[1:]
+    return sentence[:1].upper() + sentence[1:].rstrip(";")
 
 
 @cache

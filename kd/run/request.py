@@ -271,8 +271,6 @@ def _check_says_something(key: str, word: Word) -> None:
     # what is merged key by key takes nothing from it
     if word.value == {} and group_in(declared(key)):
         raise UserError(f"{key}: {{}} sets nothing")
-    if key == "runs_dir" and not word.value:
-        raise UserError("runs_dir: must name a folder, got nothing")
     if word.text == "":
         raise UserError(f"{key}: must not be empty; null is none")
 

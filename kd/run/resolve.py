@@ -76,8 +76,9 @@ class Word:
         if str not in kinds or (self.value is None and self.text):
             return self.value
         others = [one for one in kinds if one not in (str, NoneType)]
-        fits_another = any(takes(other, self.value) for other in others)
-        return self.value if fits_another else self.text
+        if any(takes(other, self.value) for other in others):
+            return self.value
+        return self.text
 
 
 def read_word(text: str) -> object:

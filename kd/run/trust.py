@@ -94,7 +94,8 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     named = getattr(imported, last, None)
     if not isinstance(named, type):
-        raise UserError(f"{key}: {listed.no_class(kind, name, _classes_of(imported))}")
+        classes = [other for other, value in vars(imported).items() if isinstance(value, type)]
+        raise UserError(f"{key}: {listed.no_class(kind, name, classes)}")
     if one is None:
         _check_home(named, name, key, trusted)
     return named
@@ -123,16 +124,6 @@ def _check_home(cls: type, name: str, key: str, trusted: Sequence[str]) -> None:
     raise UserError(
         f"{key}: {name} is {home}, of another package than the one that you trust; if you trust it: trust={home}"
     )
-
-
-def _classes_of(module: ModuleType) -> list[str]:
-    """The names of the public classes that a module itself defines, sorted."""
-    names = []
-    for name, value in sorted(vars(module).items()):
-        is_class = isinstance(value, type) and value.__module__ == module.__name__
-        if is_class and not name.startswith("_"):
-            names.append(name)
-    return names
 
 
 def no_module(missing: str, name: str, kind: str, key: str) -> UserError:
