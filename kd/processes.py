@@ -3,10 +3,10 @@
 Two ways lead to the other processes. Sums, largest numbers, :func:`of_all_processes` and :func:`in_each` take the
 training's own group: NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the
 work queued there.
-Decisions (:func:`any_process`, :func:`all_processes`) and what the first process sends (:func:`by_first`,
-:func:`from_first`, :func:`tensors_from_first`) must not wait: where the training's backend is one of GPUs they take a
-second, small group of the hosts alone (gloo, :func:`_host_group`), and the training's own group only where there is no
-such group.
+Decisions (:func:`any_process`, :func:`all_processes`), what the first process sends (:func:`by_first`,
+:func:`from_first`, :func:`tensors_from_first`) and what is gathered there (:func:`merged_at_first`) must not wait: where
+the training's backend is one of GPUs they take a second, small group of the hosts alone (gloo, :func:`_host_group`), and
+the training's own group only where there is no such group.
 
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
@@ -126,15 +126,17 @@ def any_process(strategy: Strategy, answer: bool) -> bool:
     """Whether ``answer`` is True in one process at least. Every process must call this; it goes over
     :func:`_host_group`.
     """
-    return _count_of_yes(strategy, answer) > 0
+    if not _together():  # asked after each batch: alone, without a tensor
+        return answer
+    group = _host_group(strategy)
+    if group is None:
+        return bool(total_of_tensors(strategy, torch.tensor(int(answer))))
+    return _heard_by_all(group, answer)
 
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
     """Whether ``answer`` is True in every process. Every process must call this; it goes over :func:`_host_group`."""
-    processes = 1
-    if _together():
-        processes = dist.get_world_size()
-    return _count_of_yes(strategy, answer) == processes
+    return not any_process(strategy, not answer)
 
 
 def from_first(strategy: Strategy, value: T) -> T:
@@ -153,6 +155,35 @@ def from_first(strategy: Strategy, value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
+
+
+def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> T:
+    """Returns in the first process what all processes hold, merged; in the others a part of it, of no use to them.
+
+    Every process must call this; it goes over :func:`_host_group`. Neighbours are merged first, then pairs of pairs, in the
+    order of the ranks: no process holds more than two at a time, and the first one waits for ``ceil(log2(P))`` others.
+
+    Args:
+        strategy: of the training.
+        mine: of this process; anything that pickles.
+        merge: ``(of lower ranks, of higher ranks) -> of both``; may change its first argument in place.
+    """
+    if not _together():
+        return mine
+    group = _host_group(strategy)
+    place = strategy.root_device if group is None else None
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    distance = 1
+    while distance < processes:
+        if rank % (2 * distance):
+            dist.send_object_list([mine], dst=rank - distance, group=group, device=place)
+            return mine
+        if rank + distance < processes:
+            box: list[Any] = [None]
+            dist.recv_object_list(box, src=rank + distance, group=group, device=place)
+            mine = merge(mine, box[0])
+        distance *= 2
+    return mine
 
 
 def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
@@ -303,16 +334,26 @@ def _together() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _count_of_yes(strategy: Strategy, answer: bool) -> int:
-    """In how many processes ``answer`` is True; every process must call this."""
-    if not _together():  # asked after each batch: alone, without a tensor
-        return int(answer)
-    count = torch.tensor(int(answer))
-    group = _host_group(strategy)
-    if group is None:
-        return int(total_of_tensors(strategy, count))
-    dist.all_reduce(count, group=group)
-    return int(count)
+def _heard_by_all(group: dist.ProcessGroup, answer: bool) -> bool:
+    """Whether ``answer`` is True in one process of a hosts' group, which all must call this together.
+
+    Each process tells the one 1, 2, 4, ... ranks further what it has heard so far, so all have heard of all after
+    ``ceil(log2(P))`` messages (the rounds of a dissemination barrier; Hensgen, Finkel, Manber, "Two algorithms for barrier
+    synchronization", 1988). Gloo's ``all_reduce`` passes a ring of ``2 (P - 1)``.
+    """
+    rank, processes = dist.get_rank(group), dist.get_world_size(group)
+    heard = torch.tensor(int(answer), dtype=torch.uint8)
+    distance = 1
+    while distance < processes:
+        told = heard.clone()  # as it is sent
+        news = torch.zeros_like(heard)
+        sending = dist.isend(told, group=group, group_dst=(rank + distance) % processes)
+        dist.recv(news, group=group, group_src=(rank - distance) % processes)
+        if sending is not None:
+            sending.wait()
+        heard |= news
+        distance *= 2
+    return bool(heard)
 
 
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:

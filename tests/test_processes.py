@@ -22,8 +22,8 @@ from scripts import house
 
 COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast", "broadcast_object_list",
-    "gather", "gather_object", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send", "recv",
-    "reduce_boolean_decision",
+    "gather", "gather_object", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send", "recv", "isend",
+    "send_object_list", "recv_object_list", "reduce_boolean_decision",
 }  # fmt: skip
 SPEAK_FIRST = {("kd.fit_to_machine", "_tune")}
 """Functions in which the first process prints a line alone, and computes nothing, before it sends."""
@@ -94,6 +94,7 @@ def test_alone_each_answer_is_ones_own() -> None:
     assert processes.all_processes(strategy, True) and not processes.all_processes(strategy, False)
     assert processes.from_first(strategy, {"a": 1}) == {"a": 1}
     assert processes.of_all_processes("mine") == ["mine"]
+    assert processes.merged_at_first(strategy, "mine", str.__add__) == "mine"
 
 
 def joined(rank: int, folder: str) -> Strategy:
@@ -258,6 +259,46 @@ def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path: Path)
 
 def test_two_processes_agree(tmp_path: Path) -> None:
     mp.spawn(ask_all, args=(str(tmp_path),), nprocs=2)
+
+
+PROCESSES = 5
+"""Neither a power of two nor even: the tree and the rounds have a rest."""
+
+
+def meet_in_rounds(rank: int, folder: str) -> None:
+    """Each of five processes hears of each other's answer in three messages; what they hold is merged by rank."""
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES)
+    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * PROCESSES)
+    strategy._local_rank = rank
+    sent = []
+    isend, all_reduce = dist.isend, dist.all_reduce
+
+    def counted(*args: Any, **words: Any) -> Any:
+        sent.append(words["group_dst"])
+        return isend(*args, **words)
+
+    def not_called(*_: Any, **__: Any) -> None:
+        raise AssertionError("a ring of all processes")
+
+    dist.isend, dist.all_reduce = counted, not_called  # type: ignore[assignment]
+    for speaker in range(PROCESSES):
+        assert processes.any_process(strategy, rank == speaker)
+        assert not processes.all_processes(strategy, rank != speaker)
+    assert not processes.any_process(strategy, False) and processes.all_processes(strategy, True)
+    dist.isend, dist.all_reduce = isend, all_reduce
+    assert len(sent) == 3 * (2 * PROCESSES + 2)
+
+    merged = processes.merged_at_first(strategy, [rank], lambda low, high: low + high)
+    if rank == 0:
+        assert merged == list(range(PROCESSES))
+    dist.destroy_process_group()
+
+
+def test_five_processes_agree_in_three_messages_each(tmp_path: Path) -> None:
+    mp.start_processes(
+        meet_in_rounds, args=(str(tmp_path),), nprocs=PROCESSES, start_method="fork"
+    )
 
 
 @pytest.mark.parametrize(

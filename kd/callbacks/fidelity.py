@@ -21,7 +21,7 @@ from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.processes import of_all_processes
+from kd.processes import from_first, merged_at_first
 from kd.report.tables import JPEG
 from kd.storage.writing import remove, write_text
 from kd.tasks.fidelity import Fidelity
@@ -104,17 +104,17 @@ class FidelityRecord(Callback):
         comparison.update(logits, taught, target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared by its classes.
+        """Merges the ranks' counts on rank 0, and logs ``val/kl`` (nats) where a teacher was compared by its classes.
 
         Of a regression nothing is. All ranks must call it.
         """
         self._add(wait=True)
         if not is_trial_validation(trainer):
             self.preflight.all_came(trainer)
-        comparison = self._comparison = _merged(of_all_processes(self._comparison))
-        # NaN too: Lightning keeps the last value logged
-        if isinstance(comparison, Fidelity) and comparison.compared:
-            pl_module.log("val/kl", comparison.kl)
+        self._comparison = merged_at_first(trainer.strategy, self._comparison, _merged)
+        kl = from_first(trainer.strategy, _kl(self._comparison))
+        if kl is not None:  # NaN too: Lightning keeps the last value logged
+            pl_module.log("val/kl", kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes ``fidelity.json`` where the validation was the best, on rank 0."""
@@ -141,15 +141,20 @@ class FidelityRecord(Callback):
             remove(RunContext.of(trainer).folder / "fidelity.json")
 
 
-def _merged(each: Sequence[Compared | None]) -> Compared | None:
-    """The comparisons of all processes as one, added into the first, in place; None where no process has one."""
-    known = [comparison for comparison in each if comparison is not None]
-    if not known:
-        return None
-    first, *others = known
-    for other in others:
-        first.add(other)  # type: ignore[arg-type]
+def _merged(first: Compared | None, second: Compared | None) -> Compared | None:
+    """The comparisons of two shares of the pictures as one, added into the first, in place; None where neither has one."""
+    if first is None:
+        return second
+    if second is not None:
+        first.add(second)  # type: ignore[arg-type]
     return first
+
+
+def _kl(comparison: Compared | None) -> float | None:
+    """A comparison's mean divergence, nats; None where no teacher was compared by its classes."""
+    if isinstance(comparison, Fidelity) and comparison.compared:
+        return comparison.kl
+    return None
 
 
 def write_fidelity(
