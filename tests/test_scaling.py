@@ -1,4 +1,4 @@
-"""``scripts/bench/scaling.py`` runs, and its counts, which are not times, stay small (of a picture: tests/data/test_scaling.py)."""
+"""``scripts/bench/scaling.py`` runs; its counts, which are no times, stay small (a picture: data/test_scaling.py)."""
 
 import pytest
 
