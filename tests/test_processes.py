@@ -296,9 +296,7 @@ def meet_in_rounds(rank: int, folder: str) -> None:
 
 
 def test_five_processes_agree_in_three_messages_each(tmp_path: Path) -> None:
-    mp.start_processes(
-        meet_in_rounds, args=(str(tmp_path),), nprocs=PROCESSES, start_method="fork"
-    )
+    mp.start_processes(meet_in_rounds, args=(str(tmp_path),), nprocs=PROCESSES, start_method="fork")
 
 
 @pytest.mark.parametrize(

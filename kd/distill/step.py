@@ -208,8 +208,10 @@ class Distillation(nn.Module):
 
         # The student, and what its layers give.
         taps: Any = student.taps if objective.reads_layers else nullcontext({})
-        with annotate("student"), taps as tapped:
-            output = student.model(student.prepare(batch["image"]))
+        with annotate("student"):
+            pictures = student.prepare(batch["image"])
+            with student.casts(pictures), taps as tapped:
+                output = student.model(pictures)
         features = partial(student.taps.read, tapped)
         if student.has_two_heads and isinstance(output, tuple):
             logits, distilled = output

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.data.batch import Batch, real_rows
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
+from kd.distill.casts import CastTogether
 from kd.distill.fitting import check_apart
 from kd.distill.inherit.families import last_norm
 from kd.distill.objective import Objective
@@ -110,6 +111,7 @@ class Student(nn.Module):
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
         self.taps = Taps(model, [], prepare)
+        self.casts = CastTogether(model)
         objective.bind(data, teacher, model, self.taps, self._trial)
         inherits = start == "inherited" and teacher is not None and teacher.gives_logits(parent)
         self._brought = inherits or self._has_classifier_of_file

@@ -1,0 +1,172 @@
+"""A student's weights in half precision, cast together once a forward, where autocast would cast them layer by layer.
+
+Autocast rounds the weights of each linear layer and convolution when it is called, and the gradient of each rounded weight
+is cast back in the backward pass: two operations a weight and step, most of what a small model dispatches. On a GPU whose
+time goes into launches these are the step. Here one operation rounds a group of weights and one casts their gradients back,
+to the same bits:
+
+    W16_i = round16(W32_i)    for all i of a group, before the forward       (torch._foreach_copy_)
+    dL/dW32_i = float32(dL/dW16_i)                    after its backward       (torch._foreach_copy_)
+
+While the model is called its layers hold the rounded weights in place of their own; optimizer, averages, checkpoints and
+the gradients' exchange between processes see the float32 ones alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+CAST_BY_AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose weights autocast rounds when they are called, of exactly these classes: a subclass may compute otherwise."""
+GROUP = 6_500_000
+"""Numbers of a group, at most, but for one larger weight: a bucket of DDP (25 MiB of float32). The backward pass hands on a
+group's gradients together, so that DDP exchanges one bucket while the next is computed."""
+
+
+class _Rounded(torch.autograd.Function):
+    """``(dtype, *weights) -> the weights in dtype``, and the gradients back in the weights' own dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Rounds all weights in one operation."""
+        ctx.set_materialize_grads(False)  # a layer that no loss reads has no gradient, as without
+        rounded = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(rounded, list(weights))
+        return tuple(rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Casts all gradients in one operation."""
+        known = [gradient for gradient in gradients if gradient is not None]
+        if torch.is_grad_enabled():  # a gradient of gradients is asked for
+            cast = [gradient.float() for gradient in known]
+        else:
+            cast = [torch.empty_like(gradient, dtype=torch.float32) for gradient in known]
+            torch._foreach_copy_(cast, known)
+        rest = iter(cast)
+        returned = [None if gradient is None else next(rest) for gradient in gradients]
+        return (None, *returned)
+
+
+class CastTogether:
+    """Rounds a timm model's weights together while it is called under autocast.
+
+    Only where that gives what autocast gives: the first call compares the two, to the bit. A model that differs, is not of
+    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Finds the layers; they are not changed.
+
+        Args:
+            model: of the student.
+        """
+        self.model = model
+        self._is_equal: bool | None = None
+        """None until the first call has compared."""
+
+    @contextmanager
+    def __call__(self, images: Tensor) -> Iterator[None]:
+        """Inside, under autocast to half precision, the layers hold rounded weights.
+
+        Args:
+            images: what the model is called with, ``(N, 3, H, W)``; the first ones are given to it twice, without
+                gradients, to compare.
+        """
+        device = images.device.type
+        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+            yield
+            return
+        dtype = torch.get_autocast_dtype(device)
+        if self._is_equal is None:
+            self._is_equal = self._can() and self._gives_the_same(images, dtype)
+        if not self._is_equal or dtype == torch.float32:
+            yield
+            return
+        with self._rounded(dtype):
+            yield
+
+    def _can(self) -> bool:
+        """Whether the model is one of timm's as it was built, whose weights are whole and whose layers are called once."""
+        if not type(self.model).__module__.startswith("timm."):
+            return False
+        is_compiled = self.model._compiled_call_impl is not None
+        is_sharded = any(hasattr(parameter, "ds_id") for parameter in self.model.parameters())
+        recomputes = any(
+            getattr(part, "grad_checkpointing", False) for part in self.model.modules()
+        )
+        return not (is_compiled or is_sharded or recomputes)
+
+    def _layers(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
+        """The weights and biases that autocast would round: a layer, the name in it, the parameter; in the model's order."""
+        found = []
+        for module in self.model.modules():
+            if type(module) not in CAST_BY_AUTOCAST or is_parametrized(module):
+                continue
+            for name, parameter in module.named_parameters(recurse=False):
+                if type(parameter) is nn.Parameter and parameter.dtype == torch.float32:
+                    found.append((module, name, parameter))
+        return found
+
+    @contextmanager
+    def _rounded(self, dtype: torch.dtype) -> Iterator[None]:
+        """Inside, the layers hold rounded weights: an attribute of the layer is found before its parameter of that name."""
+        layers = self._layers()
+        for group in _groups(layers):
+            rounded = _Rounded.apply(dtype, *(parameter for _, _, parameter in group))
+            for (module, name, _), half in zip(group, rounded, strict=True):
+                module.__dict__[name] = half
+        try:
+            yield
+        finally:
+            for module, name, _ in layers:
+                module.__dict__.pop(name, None)
+
+    @torch.no_grad()
+    def _gives_the_same(self, images: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the model gives the same bits for two pictures with its weights rounded together and by autocast.
+
+        It is called in evaluation, which changes no statistics and draws no random numbers.
+        """
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            with torch.autocast(images.device.type, dtype, cache_enabled=False):
+                expected = self.model(images[:2])
+                with self._rounded(dtype):
+                    found = self.model(images[:2])
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        return _same(expected, found)
+
+
+def _groups(
+    layers: list[tuple[nn.Module, str, nn.Parameter]],
+) -> Iterator[list[tuple[nn.Module, str, nn.Parameter]]]:
+    """The layers in groups of :data:`GROUP` numbers, those that are trained apart from those that are frozen."""
+    for trained in (True, False):
+        group: list[tuple[nn.Module, str, nn.Parameter]] = []
+        numbers = 0
+        for layer in layers:
+            parameter = layer[2]
+            if parameter.requires_grad is not trained:
+                continue
+            if group and numbers + parameter.numel() > GROUP:
+                yield group
+                group, numbers = [], 0
+            group.append(layer)
+            numbers += parameter.numel()
+        if group:
+            yield group
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two outputs of a model, tensors or tuples of them, are equal to the bit."""
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    return all(_same(a, b) for a, b in zip(first, second, strict=True))
