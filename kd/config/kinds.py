@@ -435,8 +435,8 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
     if isinstance(mistake, UserError):
         raise mistake from error
     problem = str(mistake or first["msg"])
-    if problem.startswith("Input should be"):
-        problem = problem.replace("Input should be", "must be")
+    if problem.startswith(("Input should ", "String should ")):
+        problem = f"must {problem.partition(' should ')[2]}"
         problem = re.sub(", unable to .*", "", problem)
         problem += f", got '{first['input']}'"
     if last.isdecimal():  # of a list
@@ -477,8 +477,12 @@ def checked_group(cls: Group) -> Group:
     """
     made: Any = pydantic.dataclasses.dataclass(cls, config=CONFIG)
     validate = made.__init__
+    order = [field.name for field in dataclasses.fields(made)]
 
     def checked(self: object, *args: object, **named: object) -> None:
+        if len(args) <= len(order) and not set(order[: len(args)]) & set(named):
+            named |= dict(zip(order, args, strict=False))  # so that an error names the field
+            args = ()
         try:
             validate(self, *args, **named)
         except ValidationError as error:

@@ -174,7 +174,8 @@ def timm_names(part: str) -> frozenset[str]:
         return frozenset()
     root = Path(next(iter(timm.submodule_search_locations or ())))
     files = [root / "optim" / "_optim_factory.py"]
-    pattern = r"^\s+name=[\"'](\w+)[\"']"
+    # entries, aliases, and the names of bitsandbytes' optimizers, which stand in tuples
+    pattern = r"(?:^\s+name=|register_alias\(|^\s+(?=[\"']bnb))[\"'](\w+)[\"']"
     if part == "models":
         files = [*(root / "models").glob("*.py")]
         pattern = r"^@register_model\s*\n(?:@.*\n)*def (\w+)"

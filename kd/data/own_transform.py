@@ -178,7 +178,7 @@ def described(value: object, depth: int = 8, modules: set[str] | None = None) ->
     return {path: inner(parts)}
 
 
-def _parts(value: Any) -> object:
+def _parts(value: object) -> object:
     """What a function or an object holds, to be described in turn; None where it has no attributes."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]

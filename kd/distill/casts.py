@@ -14,10 +14,10 @@ the gradients' exchange between processes see the float32 ones alone.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.utils.parametrize import is_parametrized
 
 CAST_BY_AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -31,7 +31,7 @@ class _Rounded(torch.autograd.Function):
     """``(dtype, *weights) -> the weights in dtype``, and the gradients back in the weights' own dtype."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         """Rounds all weights in one operation."""
         ctx.set_materialize_grads(False)  # a layer that no loss reads has no gradient, as without
         rounded = [torch.empty_like(weight, dtype=dtype) for weight in weights]
@@ -39,7 +39,7 @@ class _Rounded(torch.autograd.Function):
         return tuple(rounded)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Casts all gradients in one operation."""
         known = [gradient for gradient in gradients if gradient is not None]
         if torch.is_grad_enabled():  # a gradient of gradients is asked for
@@ -165,8 +165,10 @@ def _groups(
             yield group
 
 
-def _same(first: Any, second: Any) -> bool:
+def _same(first: object, second: object) -> bool:
     """Whether two outputs of a model, tensors or tuples of them, are equal to the bit."""
-    if isinstance(first, Tensor):
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.equal(first, second)
-    return all(_same(a, b) for a, b in zip(first, second, strict=True))
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return False

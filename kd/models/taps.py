@@ -413,7 +413,7 @@ class Taps:
         return x.shape[2], x.shape[3]
 
 
-def _first(output: Any) -> Any:
+def _first(output: object) -> Any:
     """A layer's output, of several the first."""
     return output[0] if isinstance(output, (tuple, list)) and output else output
 

@@ -266,7 +266,7 @@ def _names_in(content: object) -> list[str]:
     return []
 
 
-def _name_list(value: Any) -> list[str]:
+def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping):
         are_numbers_by_name = all(type(number) is int for number in value.values())

@@ -59,22 +59,22 @@ def check_form(value: object, expected: object, place: str) -> None:
         raise UserError(f"{place}: must {wanted}, got {_shown(value)}")
 
 
-def _refused(value: Any, expected: Any) -> str:
+def _refused(value: object, expected: object) -> str:
     """What a value of a checkpoint must be by the run's own, after "must"; "" where it is that.
 
     A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
     without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
     """
     may_be_null = value is None or isinstance(value, bool)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats
-    is_finite = is_number and abs(value) < MOST
+    is_finite = number is not None and abs(number) < MOST
     if isinstance(expected, Tensor):
         wanted = _shown(expected)
         if not isinstance(value, Tensor) or _shown(value) != wanted:
             return f"be {wanted}"
         is_counter = expected.dim() == 0 and bool(expected > 0)
-        if is_counter and value < 0:
+        if is_counter and bool(value < 0):
             return "not be negative"
         return _not_finite(value)
     if expected is None:
@@ -84,7 +84,7 @@ def _refused(value: Any, expected: Any) -> str:
     if isinstance(expected, int | float):
         if not is_finite or (isinstance(expected, int) and not isinstance(value, int)):
             return f"be a finite number{', whole' * isinstance(expected, int)}"
-        return "not be negative" if expected >= 0 > value else ""
+        return "not be negative" if number is not None and expected >= 0 > number else ""
     return "" if value == expected else f"be {_shown(expected)}"  # a word, a dtype
 
 
@@ -167,7 +167,7 @@ def check_optimizers(
 
 def _check_optimizer(
     optimizer: Optimizer,
-    state: Any,
+    state: Mapping[str, Any],
     weights: Mapping[str, Tensor],
     names: Mapping[int, str],
     place: str,

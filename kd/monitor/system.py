@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -19,6 +19,8 @@ from kd.processes import of_all_processes
 from kd.report.records import Writer
 from kd.storage.control_file import parse, read
 from kd.storage.elsewhere import RefusedFile
+
+T = TypeVar("T")
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
@@ -102,7 +104,7 @@ class Gpus:
         }
         return {name: value for name, value in reading.items() if value is not None}
 
-    def _known(self, ask: Callable[..., Any], *arguments: object) -> Any:
+    def _known(self, ask: Callable[..., T], *arguments: object) -> T | None:
         """What NVML answers; None where it hides that."""
         with suppress(self._nvml.NVMLError):
             return ask(*arguments)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kd.storage.elsewhere import (
     LARGEST_DATA,
@@ -21,6 +21,9 @@ from kd.storage.elsewhere import (
     text_of,
     yaml_of,
 )
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import RowGroupMetaData
 
 CARD = "README.md"
 """Its front matter, between two lines ``---``, is YAML."""
@@ -139,7 +142,7 @@ def check_parquet(file: Path) -> None:
         raise refused_file(file, f"unfolds to {largest:,} bytes, at most {allowed:,} are read")
 
 
-def _texts(file: Path, number: int, group: Any) -> int:
+def _texts(file: Path, number: int, group: "RowGroupMetaData") -> int:
     """Bytes that texts of a group of rows take at most whose column has each text once, in a dictionary, and its place in
     each row.
 

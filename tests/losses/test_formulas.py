@@ -282,6 +282,8 @@ def over_pixels(kind):
     return loss
 
 
+HINT = HintLoss()
+PSEUDO_CLASS = PseudoClassLoss(temperature=0.5)
 LOSSES = {
     "kd": LossTester(KDLoss(3.0), np_kd, logits),
     "kd_two": LossTester(
@@ -297,7 +299,7 @@ LOSSES = {
         StandardizedLoss(KDLoss(3.0)), lambda s, t, y: np_kd(np_std(s), np_std(t), y), logits
     ),
     "binary_kd": LossTester(BinaryKDLoss(2.0), np_binary, logits),
-    "hint": LossTester(lambda s, t, y: HintLoss().compare(s, t), lambda s, t, y: ((s - t) ** 2).mean(), maps),
+    "hint": LossTester(lambda s, t, y: HINT.compare(s, t), lambda s, t, y: ((s - t) ** 2).mean(), maps),
     "at": LossTester(ATLoss(), np_at, maps),
     "hcl": LossTester(lambda s, t, y: hierarchical_context(s, t), np_hcl, lambda r, n, k: maps(r, n, k, h=7, w=8)),
     "pkd": LossTester(PKDLoss(), np_pkd, maps, per_sample=False),
@@ -313,7 +315,7 @@ LOSSES = {
     "smooth_l1": LossTester(lambda s, t, y: smooth_l1_loss(s, t, 2.0).mean(), np_smooth_l1, maps),
     "gram_kl": LossTester(GramKLLoss(0.5), np_gram_kl, maps),
     "pseudo_class": LossTester(
-        lambda s, t, y: PseudoClassLoss(temperature=0.5).over(queue(s), s, t).mean(), np_pseudo_class, embeddings
+        lambda s, t, y: PSEUDO_CLASS.over(queue(s), s, t).mean(), np_pseudo_class, embeddings
     ),
     "pairwise": LossTester(PairwiseLoss(), np_pairwise, maps),
 }  # fmt: skip

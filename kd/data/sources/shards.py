@@ -139,7 +139,7 @@ class Shards(Source):
                 head = PackHead.model_validate_json(text)
             except ValidationError as error:
                 place, problem = problem_in(error)
-                raise self._damaged(f"{split}.json", f"{place} {problem}") from error
+                raise self._damaged(f"{split}.json", f"{place}: {problem}") from error
             self._heads[split] = head, hashlib.sha256(text).hexdigest()[:16]
         return self._heads[split]
 
