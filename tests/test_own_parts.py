@@ -142,7 +142,7 @@ def test_a_part_that_is_not_found_or_fails_is_named(
 ) -> None:
     monkeypatch.chdir(recipe.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("half_done.py").write_text("import a_package_that_is_missing\n")
+    Path("half_done.py").write_text("import a_package_that_is_missing\n\n\nclass Nets: ...\n")
     for name, why in (
         ("nowhere.Nets", "; nowhere.py was not found in this folder, nor on PYTHONPATH"),
         ("half_done.Nets", "half_done can't be imported: No module named 'a_package_that"),

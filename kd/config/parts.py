@@ -241,7 +241,7 @@ def unknown_class(kind: str, given: str, is_name: bool = True) -> str:
         is_name: it may name a class of Python at all.
     """
     module = given.rpartition(".")[0]
-    modules = {one.name.rpartition(".")[0] for one in classes()}
+    modules = {one.name.rpartition(".")[0] for one in classes() if one.name.startswith("kd.")}
     of_kd = module == "" or module in modules
     is_open = not of_kd or given in lightnings(kind) or "${" in given
     if is_name and is_open:
