@@ -171,9 +171,8 @@ def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batch
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four epochs of 100 batches of 8 pictures; resumed after two of them, and half of the third, with batches of 16."""
-    position = SimpleNamespace(at=(2, 400))
     data = SimpleNamespace(
-        position=position, batch_size=16, batches_before=lambda samples: samples // 16
+        resumed_at=(2, 400), batch_size=16, batches_before=lambda samples: samples // 16
     )
     monkeypatch.setattr(RunContext, "of", lambda trainer: SimpleNamespace(data=data))
     trainer: Any = SimpleNamespace(
