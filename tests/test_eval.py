@@ -83,17 +83,15 @@ def test_a_weights_file_alone_needs_only_pictures(
     assert "needs pictures: folder=DIR" in capsys.readouterr().err
     (tmp_path / "x.pth").write_bytes(b"")
     torch.save(timm.create_model("resnet10t", num_classes=4).state_dict(), tmp_path / "x.pth")
+    no_model = "arch: must be one of timm's models (builder=CLASS takes one of your own)"
     for items, told in (
         ([], "arch: "),
-        (["arch=resnet10"], "arch: timm has no model 'resnet10'; did you mean"),
+        (["arch=resnet10"], f"{no_model}, got 'resnet10'; did you mean"),
         (
             ["arch=vit_smal_patch16_224.augreg_in21k"],
-            "arch: timm has no model 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
+            f"{no_model}, got 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
         ),
-        (
-            ["arch=mine.Nets"],
-            "arch: timm has no model 'mine.Nets'; a class path goes to builder=mine.Nets",
-        ),
+        (["arch=mine.Nets"], f"{no_model}, got 'mine.Nets'"),
         (["arch=resnet18"], "checkpoint: "),
     ):
         assert main("eval", [str(tmp_path / "x.pth"), f"folder={val}", *items]) == 2

@@ -552,8 +552,8 @@ def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[t
         by_file: Counter[str] = Counter()
         for line, times in of_rank["collectives"].items():
             by_file[line.partition(":")[0]] += times
-        # gradients of each batch; of each epoch an agreement, and a text in two parts
-        expected = {"phases.py": of_rank["batches"]["training"], "processes.py": 4 * 3}
+        # gradients of each batch; of each epoch an agreement (sent, received), and a text in two parts
+        expected = {"phases.py": of_rank["batches"]["training"], "processes.py": 4 * 4}
         assert by_file == expected, of_rank["collectives"]
     return [{tuple(wait) for wait in of_rank["waits"]} for of_rank in of_ranks]
 

@@ -23,7 +23,7 @@ from tests._helpers import run_cli
         ("strategies=ddp,zero4", "strategies: each must be 'ddp', 'zero' or 'fsdp', got 'zero4'"),
         ("steps=2", "steps: must be >= 5, got 2"),
         ("machines=8", "no key 'machines'"),
-        ("network=25", "network: is not assumed any more; gpus=N predicts from what was measured"),
+        ("network=25", "no key 'network': kd-scale measures what travels; gpus=N predicts from it"),
         ("gpus=many", "gpus: must be a whole number, got 'many'"),
         ("processes=1,3", "processes: 3 must divide data.batch_size=8"),
         ("data.batch_size=auto", "data.batch_size: kd-scale needs a number, got auto"),

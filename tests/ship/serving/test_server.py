@@ -293,8 +293,8 @@ def test_a_port_in_use_is_reported_before_the_export(
 def test_an_export_on_the_way_trusts_what_the_server_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Request] = []
-    monkeypatch.setattr("kd.commands.export.run", made.append)
+    made: list[tuple[Request, Any]] = []
+    monkeypatch.setattr("kd.commands.export.run", lambda *given: made.append(given))
     found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
     monkeypatch.setattr("kd.commands.serve.export_at", lambda *_: next(found_exports))
     (tmp_path / "student.safetensors").touch()
@@ -302,9 +302,10 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
         Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]),
         True,
     )
-    (found,) = made
+    ((found, options),) = made
     assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
-    assert found.overrides == ["to=onnx", "int8=true", "data.seed=1"]
+    assert found.overrides == ["data.seed=1"]
+    assert (options.to, options.int8) == ("onnx", True)
 
 
 def test_an_empty_host_is_not_any_address(
