@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor, nn
 
-from kd.distill.student import Student
 from kd.fit_to_machine import measure
 from kd.fit_to_machine.measure import StepCost
+from kd.models.own import logits_of
 
 
 def test_step_ms() -> None:
@@ -73,7 +73,7 @@ def test_a_step_is_measured_whatever_the_students_model_gives(
         model=Wrapped(wrap),
         prepare=torch.Tensor.float,
         has_two_heads=False,
-        answer_in=Student.answer_in,
+        answer_in=logits_of,
     )
     run: Any = SimpleNamespace(
         student=student,
