@@ -11,6 +11,7 @@ the training's own group only where there is no such group.
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
 
+import functools
 import os
 import socket
 import threading
@@ -158,7 +159,7 @@ def from_first(strategy: Strategy, value: T) -> T:
 
 
 def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> T:
-    """Returns in the first process what all processes hold, merged; in the others a part of it, of no use to them.
+    """Returns in the first process what all processes hold, merged; in the others a part or all of it, of no use to them.
 
     Every process must call this; it goes over :func:`_host_group`. Neighbours are merged first, then pairs of pairs, in the
     order of the ranks: no process holds more than two at a time, and the first one waits for ``ceil(log2(P))`` others.
@@ -171,16 +172,17 @@ def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> 
     if not _together():
         return mine
     group = _host_group(strategy)
-    place = strategy.root_device if group is None else None
+    if group is None:  # a third party's backend may send nothing from one process to another
+        return functools.reduce(merge, of_all_processes(mine))
     rank, processes = dist.get_rank(), dist.get_world_size()
     distance = 1
     while distance < processes:
         if rank % (2 * distance):
-            dist.send_object_list([mine], dst=rank - distance, group=group, device=place)
+            dist.send_object_list([mine], dst=rank - distance, group=group)
             return mine
         if rank + distance < processes:
             box: list[Any] = [None]
-            dist.recv_object_list(box, src=rank + distance, group=group, device=place)
+            dist.recv_object_list(box, src=rank + distance, group=group)
             mine = merge(mine, box[0])
         distance *= 2
     return mine

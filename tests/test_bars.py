@@ -71,7 +71,7 @@ def test_of_a_training(
     (root / "val" / "apple" / "00.jpg").unlink()
     recipe = write_recipe(tmp_path / "tiny.yaml", root, teacher, trainer__max_epochs=1)
     assert main("train", [f"recipe={recipe}", *INHERITS, *items]) == 0
-    check(bars, "checking", "preflight", "pictures for the fits", "the student's blocks", "epoch 1")
+    check(bars, "checking", "preflight", "pictures for the fits", "the student's layers", "epoch 1")
     if not items:
         totals = {desc: total for desc, _, total in bars}
         assert totals["preflight: teacher on val"] == 11
