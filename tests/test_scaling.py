@@ -17,7 +17,7 @@ def test_each_table_has_its_rows() -> None:
     assert float(kilobytes_sent) < 1000
     (_, _, megabytes, _, _), = rows("steps", "2000")  # fmt: skip
     assert float(megabytes) < 1
-    (_, messages, _), = rows("processes", "5")  # fmt: skip
+    (_, messages, _, _), = rows("processes", "5")  # fmt: skip
     assert messages == "3"
     with pytest.raises(SystemExit, match="pictures: not so many numbers"):
         table(["pictures", "5"])

@@ -37,7 +37,7 @@ from kd.report.records import Writer, read_run
 from kd.tasks.fidelity import Fidelity
 
 BATCH = 64
-ROUNDS = 20
+ROUNDS = 60
 """Meetings of processes whose median time is shown."""
 
 
@@ -167,6 +167,8 @@ class Meeting(NamedTuple):
     sent: int
     """Messages of one process."""
     seconds: float
+    ring_s: float
+    """Of gloo's own sum over all, which passes a ring."""
 
 
 def meet(rank: int, world_size: int, store: str, out: Any) -> None:
@@ -184,16 +186,23 @@ def meet(rank: int, world_size: int, store: str, out: Any) -> None:
         return isend(*args, **words)
 
     dist.isend = counted
-    times = []
+    times: dict[str, list[float]] = {"asked": [], "ring": []}
+    flag = torch.tensor(0)
+    arms = {
+        "asked": lambda: processes.any_process(strategy, False),
+        "ring": lambda: dist.all_reduce(flag),
+    }
     for _ in range(ROUNDS):
-        dist.barrier()
-        start = time.perf_counter()
-        processes.any_process(strategy, False)
-        times.append(time.perf_counter() - start)
+        for name, arm in arms.items():
+            dist.barrier()
+            start = time.perf_counter()
+            arm()
+            times[name].append(time.perf_counter() - start)
     merged = processes.merged_at_first(strategy, 1, int.__add__)
     if rank == 0:
         assert merged == world_size
-        out.put(Meeting(messages // ROUNDS, statistics.median(times)))
+        asked, ring = (statistics.median(times[name]) for name in arms)
+        out.put(Meeting(messages // ROUNDS, asked, ring))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -218,7 +227,8 @@ def of_processes(several: list[int]) -> list[str]:
             found = out.get()
             for process in ranks:
                 process.join()
-        lines.append(f"| {world_size} | {found.sent} | {found.seconds * 1e3:.2f} |")
+        ms, ring_ms = found.seconds * 1e3, found.ring_s * 1e3
+        lines.append(f"| {world_size} | {found.sent} | {ms:.2f} | {ring_ms:.2f} |")
     return lines
 
 
