@@ -97,11 +97,11 @@ def direct(model: Path, together: int, jpeg: bytes) -> Arm:
     """ONNX Runtime in this process, so many pictures at a time."""
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     taken = session.get_inputs()[0]
-    _, _, height, width = taken.shape
+    _, height, width, _ = taken.shape
 
     def view() -> np.ndarray:
         seen = Image.open(io.BytesIO(jpeg)).convert("RGB").resize((width, height))
-        return np.asarray(seen).transpose(2, 0, 1)
+        return np.asarray(seen)
 
     kind = np.uint8 if "uint8" in taken.type else np.float32
 
