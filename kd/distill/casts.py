@@ -20,6 +20,11 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.utils.parametrize import is_parametrized
 
+from kd.models.preprocess import evaluating
+
+Layer = tuple[nn.Module, str, nn.Parameter]
+"""A layer, the name of its weight or bias, and the parameter itself."""
+
 CAST_BY_AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose weights autocast rounds when they are called, of exactly these classes: a subclass may compute otherwise."""
 GROUP = 6_500_000
@@ -60,14 +65,14 @@ class CastTogether:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Finds the layers; they are not changed.
+        """Stores the model; its layers are found at the first call, when it is on its device and a strategy has it.
 
         Args:
             model: of the student.
         """
         self.model = model
-        self._is_equal: bool | None = None
-        """None until the first call has compared."""
+        self._groups: list[list[Layer]] | None = None
+        """The layers whose weights are rounded together; empty: none are. None until the first call has compared."""
 
     @contextmanager
     def __call__(self, images: Tensor) -> Iterator[None]:
@@ -82,12 +87,11 @@ class CastTogether:
             yield
             return
         dtype = torch.get_autocast_dtype(device)
-        if self._is_equal is None:
-            self._is_equal = self._can() and self._gives_the_same(images, dtype)
-        if not self._is_equal or dtype == torch.float32:
-            yield
-            return
-        with self._rounded(dtype):
+        if self._groups is None:
+            self._groups = _grouped(self._layers()) if self._can() else []
+            if not self._gives_the_same(images, dtype):
+                self._groups = []
+        with self._rounded(self._groups, dtype):
             yield
 
     def _can(self) -> bool:
@@ -101,7 +105,7 @@ class CastTogether:
         )
         return not (is_compiled or is_sharded or recomputes)
 
-    def _layers(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    def _layers(self) -> list[Layer]:
         """The weights and biases that autocast would round: a layer, the name in it, the parameter; in the model's order."""
         found = []
         for module in self.model.modules():
@@ -112,57 +116,52 @@ class CastTogether:
                     found.append((module, name, parameter))
         return found
 
+    @staticmethod
     @contextmanager
-    def _rounded(self, dtype: torch.dtype) -> Iterator[None]:
+    def _rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[None]:
         """Inside, the layers hold rounded weights: an attribute of the layer is found before its parameter of that name."""
-        layers = self._layers()
-        for group in _groups(layers):
+        for group in groups:
             rounded = _Rounded.apply(dtype, *(parameter for _, _, parameter in group))
             for (module, name, _), half in zip(group, rounded, strict=True):
                 module.__dict__[name] = half
         try:
             yield
         finally:
-            for module, name, _ in layers:
-                module.__dict__.pop(name, None)
+            for group in groups:
+                for module, name, _ in group:
+                    module.__dict__.pop(name, None)
 
     @torch.no_grad()
     def _gives_the_same(self, images: Tensor, dtype: torch.dtype) -> bool:
-        """Whether the model gives the same bits for two pictures with its weights rounded together and by autocast.
+        """Whether the model gives the same bits for two pictures with the groups' weights rounded together and by autocast.
 
         It is called in evaluation, which changes no statistics and draws no random numbers.
         """
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with torch.autocast(images.device.type, dtype, cache_enabled=False):
-                expected = self.model(images[:2])
-                with self._rounded(dtype):
-                    found = self.model(images[:2])
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        if not self._groups:
+            return True
+        in_half = torch.autocast(images.device.type, dtype, cache_enabled=False)
+        with evaluating(self.model), in_half:
+            expected = self.model(images[:2])
+            with self._rounded(self._groups, dtype):
+                found = self.model(images[:2])
         return _same(expected, found)
 
 
-def _groups(
-    layers: list[tuple[nn.Module, str, nn.Parameter]],
-) -> Iterator[list[tuple[nn.Module, str, nn.Parameter]]]:
+def _grouped(layers: list[Layer]) -> list[list[Layer]]:
     """The layers in groups of :data:`GROUP` numbers, those that are trained apart from those that are frozen."""
+    groups: list[list[Layer]] = []
     for trained in (True, False):
-        group: list[tuple[nn.Module, str, nn.Parameter]] = []
-        numbers = 0
+        numbers = GROUP  # none is open yet
         for layer in layers:
             parameter = layer[2]
             if parameter.requires_grad is not trained:
                 continue
-            if group and numbers + parameter.numel() > GROUP:
-                yield group
-                group, numbers = [], 0
-            group.append(layer)
             numbers += parameter.numel()
-        if group:
-            yield group
+            if numbers > GROUP:
+                groups.append([])
+                numbers = parameter.numel()
+            groups[-1].append(layer)
+    return groups
 
 
 def _same(first: object, second: object) -> bool:

@@ -17,7 +17,7 @@ the sample; ``before`` and ``after`` are numbers of the teacher's channels that 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,7 +41,13 @@ from kd.distill.inherit.maps import (
     rows_needed,
     under_kernel,
 )
-from kd.distill.inherit.pair import check_copy, weight_shapes
+from kd.distill.inherit.pair import (
+    check_copy,
+    must_be_equal,
+    must_be_understood,
+    must_not_be_larger,
+    weight_shapes,
+)
 from kd.distill.inherit.ridge import fit_first_classifier
 from kd.models.preprocess import Images, Preprocess
 
@@ -508,6 +514,29 @@ def inherits_classifier(student: CNN, teacher: CNN) -> bool:
     """Whether both have a linear classifier, of equally many classes."""
     both_linear = all(isinstance(model.get_classifier(), nn.Linear) for model in (student, teacher))
     return both_linear and student.num_classes == teacher.num_classes
+
+
+def check_cnns(
+    student: CNN,
+    teacher: CNN,
+    not_understood: Callable[[CNN], str],
+    kinds: Callable[[CNN, bool], Mapping[str, object]],
+    sizes: Callable[[CNN], Mapping[str, int]],
+) -> None:
+    """Checks that a model can start from another of its family; raises a ValueError, whose line says what differs.
+
+    Args:
+        student: of the family.
+        teacher: likewise.
+        not_understood: names a part of a model that has no formula; "" without one.
+        kinds: what two models must have alike, by name; with True also before their classifiers.
+        sizes: what may not be larger in the student, by name.
+    """
+    must_be_understood("student", not_understood(student))
+    must_be_understood("teacher", not_understood(teacher))
+    reads_end = inherits_classifier(student, teacher)
+    must_be_equal(kinds(student, reads_end), kinds(teacher, reads_end))
+    must_not_be_larger(sizes(student), sizes(teacher))
 
 
 def fit_classifier(

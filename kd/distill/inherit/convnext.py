@@ -24,24 +24,19 @@ from kd.distill.inherit.cnn import (
     LayerRow,
     Link,
     Reader,
+    check_cnns,
     follow,
-    inherits_classifier,
     is_channel_norm,
     links_of,
     positions_in,
 )
 from kd.distill.inherit.maps import as_reader, channels_at, rows_needed
-from kd.distill.inherit.pair import must_be_equal, must_be_understood, must_not_be_larger
 from kd.distill.inherit.ridge import fit_scale_and_shift
 
 
 def check_convnexts(student: CNN, teacher: CNN) -> None:
     """Checks that a ConvNeXt can start from another; raises a ValueError, whose line says what differs."""
-    must_be_understood("student", _not_understood(student))
-    must_be_understood("teacher", _not_understood(teacher))
-    reads_end = inherits_classifier(student, teacher)
-    must_be_equal(_kinds(student, reads_end), _kinds(teacher, reads_end))
-    must_not_be_larger(_sizes(student), _sizes(teacher))
+    check_cnns(student, teacher, _not_understood, _kinds, _sizes)
 
 
 def _kinds(model: CNN, reads_end: bool) -> dict[str, object]:

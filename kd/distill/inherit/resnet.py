@@ -22,12 +22,11 @@ from kd.distill.inherit.cnn import (
     LayerRow,
     Link,
     Reader,
+    check_cnns,
     follow,
-    inherits_classifier,
     links_of,
 )
 from kd.distill.inherit.maps import as_reader, covariance
-from kd.distill.inherit.pair import must_be_equal, must_be_understood, must_not_be_larger
 
 
 def stages_of(model: ResNet) -> list[Any]:
@@ -62,11 +61,7 @@ def shortcut_links(block: Part) -> list[Link]:
 
 def check_resnets(student: CNN, teacher: CNN) -> None:
     """Checks that a ResNet can start from another; raises a ValueError, whose line says what differs."""
-    must_be_understood("student", _not_understood(student))
-    must_be_understood("teacher", _not_understood(teacher))
-    reads_end = inherits_classifier(student, teacher)
-    must_be_equal(_kinds(student, reads_end), _kinds(teacher, reads_end))
-    must_not_be_larger(_sizes_of(student), _sizes_of(teacher))
+    check_cnns(student, teacher, _not_understood, _kinds, _sizes_of)
 
 
 def _kinds(model: CNN, reads_end: bool) -> dict[str, object]:
