@@ -6,7 +6,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,37 @@ def write(
     print(text)
     if out:
         (HERE / f"{theme}_{hardware}_{date}.md").write_text(text)
+
+
+@contextmanager
+def served(words: Sequence[str], **process: Any) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """Inside, ``kd-serve`` runs with these words on a free port: its process, and the port. It is killed at the end.
+
+    Args:
+        words: of its command line, without ``port``.
+        **process: further arguments of :class:`subprocess.Popen`.
+    """
+    server = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", "serve", *words, "port=0"],
+        cwd=HERE.parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **process,
+    )
+    try:
+        assert server.stdout is not None
+        said = []
+        for line in server.stdout:
+            said.append(line)
+            if " on http://" in line:
+                break
+        else:
+            raise SystemExit("".join(said))
+        yield server, int(line.rpartition(":")[2])
+    finally:
+        server.kill()
+        server.wait()
 
 
 def command() -> str:

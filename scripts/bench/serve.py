@@ -12,18 +12,15 @@ import asyncio
 import io
 import re
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from PIL import Image
 
-from scripts.bench.harness import options, write
+from scripts.bench.harness import options, served, write
 
 SECONDS = 4.0
 """Of one arm in one round."""
@@ -39,25 +36,6 @@ def picture() -> bytes:
     out = io.BytesIO()
     Image.fromarray(colours).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(out, "JPEG")
     return out.getvalue()
-
-
-@contextmanager
-def server(run: Path) -> Iterator[int]:
-    """A running ``kd-serve``; its port."""
-    start = "from kd.cli import serve_main; raise SystemExit(serve_main())"
-    words = [sys.executable, "-c", start, str(run), "port=0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            found = re.search(r"http://[^:]+:(\d+)", line)
-            if found:
-                yield int(found[1])
-                return
-        raise SystemExit("kd-serve ended before it served")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 async def client(port: int, request: bytes, until: float, times: list[float]) -> None:
@@ -126,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = options(parser)
     jpeg = picture()
-    with server(given.run) as port:
+    with served([str(given.run.resolve())]) as (_, port):
         model = next(given.run.glob("export/onnx/*/model.onnx"), None) or next(
             given.run.rglob("model.onnx")
         )

@@ -25,6 +25,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -33,7 +34,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.ship.export.manifest import ExportManifest
-from scripts.bench.harness import options, write
+from scripts.bench.harness import options, served, write
 
 ROOT = Path(__file__).parents[2]
 SIDE = 224
@@ -332,18 +333,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
         model = mean_colour(Path(folder) / "model.onnx")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kd.cli", "serve", str(model), "port=0", "threads=1", f"queue={args.queue}"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert " on http://" in line, line + process.stdout.read()
-            lines = asyncio.run(soak(process, int(line.rpartition(":")[2]), args))
-        finally:
-            process.kill()
+        files = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (FILES, FILES))
+        words = [str(model), "threads=1", f"queue={args.queue}"]
+        with served(words, preexec_fn=files) as (process, port):
+            lines = asyncio.run(soak(process, port, args))
     title = "The server under twice what it is able to do, with hostile requests"
     write("soak_server", args.hardware, args.date, title, lines, args.write)
 
