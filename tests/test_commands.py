@@ -1,6 +1,7 @@
 """What the commands have in common: each explains itself."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,9 @@ def test_parts_that_take_seconds_begin_with_a_line_beside_the_output(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name, *rest = (word.replace("RUN", str(finished)) for word in words)
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    name, *rest = (word.replace("RUN", str(run)) for word in words)
     rest.append(f"out={tmp_path / 'out'}")
     assert main(name, rest) == 0
     out, err = capsys.readouterr()
