@@ -1,8 +1,7 @@
 """Which sizes a student may have: a grid below its teacher's size, timm's models by name, the recipe's own student."""
 
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -139,13 +138,12 @@ def candidates(
             "archs=NAME,... are scored by a short distillation"
         )
     if parent is not None:
-        grid = _grid(student, teacher, teacher.members[parent], all_sizes)
-        chosen += _evenly_spaced(grid, count - len(chosen))
-        if len(chosen) < count and count > len(DEPTHS) * len(WIDTHS) * len(all_sizes):
-            print(
-                f"kd-size: candidates: there are {len(chosen)} in all, fewer than {count}",
-                file=sys.stderr,
-            )
+        for grid in _grids(student, teacher, teacher.members[parent], all_sizes):
+            if (
+                len(chosen) >= count
+            ):  # the sizes between the default ones are built for a larger count alone
+                break
+            chosen += _evenly_spaced(grid, count - len(chosen))
     return sorted(chosen, key=_by_cost)
 
 
@@ -216,10 +214,10 @@ def _named(
     return Candidate.of(f"{arch}_{side}" if several_sizes else arch, run_spec, begun)
 
 
-def _grid(
+def _grids(
     student: Student, teacher: RunTeacher, parent: FrozenTeacher, sides: Sequence[Any]
-) -> list[Candidate]:
-    """Sizes below the teacher's, the cheapest first.
+) -> Iterator[list[Candidate]]:
+    """Sizes below the teacher's: the default ones, then those between them; each list with the cheapest first.
 
     Args:
         student: the recipe's.
@@ -243,16 +241,26 @@ def _grid(
     if _of_shape(base, student, teacher, (width, depth, width // head_dim), sides[0]) is None:
         base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))
 
+    def candidates_of(shapes: Sequence[tuple[int, int, int]]) -> list[Candidate]:
+        several = len(sides) > 1
+        made = [
+            _of_shape(base, student, teacher, *pair, several) for pair in product(shapes, sides)
+        ]
+        return sorted((one for one in made if one is not None), key=_by_cost)
+
     # shares of the teacher's width and depth, heads as wide as the teacher's
     depths = sorted({max(1, round(depth * share)) for share in DEPTHS})
     widths = sorted({_rounded(width * share, width) for share in WIDTHS})
-    grid = []
-    for w, d, side in product(widths, depths, sides):
-        shape = (w, d, _heads(w, head_dim))
-        candidate = _of_shape(base, student, teacher, shape, side, len(sides) > 1)
-        if candidate is not None:
-            grid.append(candidate)
-    return sorted(grid, key=_by_cost)
+    default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w, d in product(widths, depths)]
+    yield candidates_of(default_shapes)
+
+    # between them: every width in steps of 32, every depth, all numbers of heads
+    all_widths = sorted({*range(64, width + 1, 32), width})
+    all_depths = range(depths[0], depth + 1)
+    all_shapes = [
+        (w, d, h) for w, d in product(all_widths, all_depths) for h in _head_counts(w, head_dim)
+    ]
+    yield candidates_of([shape for shape in all_shapes if shape not in default_shapes])
 
 
 def _of_shape(
@@ -332,12 +340,12 @@ def _rounded(width: float, most: int) -> int:
     return min(most, max(32, step * round(width / step)))
 
 
-def _heads(width: int, teachers_head_dim: int) -> int:
-    """How many heads a width has: of the teacher's size, which a student's head inherits whole, else of 64 or 32; else 1."""
-    for head_dim in (teachers_head_dim, 64, 32):
-        if width % head_dim == 0:
-            return width // head_dim
-    return 1
+def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
+    """How many heads a width may have: of the teacher's size, which a student's head inherits whole, then of 64 and 32;
+    ``[1]`` where none of them divides it.
+    """
+    head_dims = dict.fromkeys((teachers_head_dim, 64, 32))
+    return [width // head_dim for head_dim in head_dims if width % head_dim == 0] or [1]
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -86,6 +86,9 @@ def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
     )
     assert not cnn.inherits
     assert {"w64d4h4_24", "w64d4h4_32"} <= set(names(built, (), (24, 32), 24))
+    assert "w64d4h1" in names(built, (), (), 99), (
+        "heads of another size come once more candidates are asked for"
+    )
 
 
 def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Path) -> None:
