@@ -3,6 +3,7 @@
 Ctrl-C ends a command here, at any moment from its first line on: nothing but the standard library is imported before.
 """
 
+import gc
 import os
 import re
 import signal
@@ -39,12 +40,14 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
     Args:
         command: its name: ``train`` for ``kd-train``.
         argv: its arguments, without the name; None: those of this process.
-        whole_process: this process ends with the command; so it does where ``argv`` is None.
+        whole_process: this process ends with the command, without a search for unused objects; so it does where ``argv``
+            is None.
 
     Returns:
         The exit status; 0: all went well; 130 after Ctrl-C.
     """
-    if whole_process or argv is None:  # kd.machine.SAFE_PATH, for what libraries start
+    whole_process = whole_process or argv is None
+    if whole_process:  # kd.machine.SAFE_PATH, for what libraries start
         os.environ["PYTHONSAFEPATH"] = "1"
     ctrl_c = CtrlC(command)
     try:
@@ -54,7 +57,11 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
     except KeyboardInterrupt:
         return ctrl_c.leave()
     finally:
-        ctrl_c.end(whole_process or argv is None)
+        ctrl_c.end(whole_process)
+        if (
+            whole_process
+        ):  # else Python looks through all objects of torch at its end, which takes a second
+            gc.freeze()
 
 
 class CtrlC:

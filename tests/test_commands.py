@@ -71,6 +71,17 @@ def test_help_names_the_command_and_ends_well(
     assert f"kd-{name}" in out and not err
 
 
+def stopped_at_heavy_imports(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command that ended, with :data:`LOADING` where it would have loaded for seconds."""
+    return subprocess.run(
+        [sys.executable, "-c", STOPS_AT_HEAVY_IMPORTS, name, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 @pytest.mark.parametrize("name", commands())
 def test_the_first_line_comes_before_anything_that_takes_seconds(
     name: str, finished: Path, recipe: Path, pictures: Path, tmp_path: Path
@@ -80,13 +91,7 @@ def test_the_first_line_comes_before_anything_that_takes_seconds(
     words = list(WORDS[name])
     for place, path in places.items():
         words = [word.replace(place, str(path)) for word in words]
-    done = subprocess.run(
-        [sys.executable, "-c", STOPS_AT_HEAVY_IMPORTS, name, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = stopped_at_heavy_imports(name, *words)
     assert done.returncode in (0, LOADING), done.stderr
     if done.returncode == LOADING and name != "train":
         assert done.stderr.startswith(f"kd-{name}: ")
@@ -95,6 +100,72 @@ def test_the_first_line_comes_before_anything_that_takes_seconds(
     assert done.stdout or done.stderr
     if "--json" in words:
         json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        *[
+            (f"{words} UNFINISHED", "UNFINISHED is no finished run: it has no student.safetensors")
+            for words in ("eval", "latency", "export to=hub", "export to=openvino int8=true")
+        ],
+        ("export to=onnx out=DATA RUN", "out: DATA exists already and is not an empty folder"),
+        ("latency runtime=onnx RUN", "runtime: RUN has no export 'onnx' that this machine made"),
+        ("eval margin=1 split=val RUN", "split: these pictures chose the best epoch of RUN"),
+        ("eval margin=1 split=train RUN", "split: train can't certify"),
+        ("eval margin=1 folder=DATA/train RUN", "folder: can't certify: 48 of its 48 pictures"),
+        ("eval margin=1 folder=COPY RUN", "folder: these pictures chose the best epoch of RUN"),
+        ("eval margin=1 groups=(x.x) RUN", "groups: '(x.x)' is not in "),
+        ("eval margin=1 model.teacher.checkpoint=no.pth RUN", "margin: RUN has no teacher that"),
+        (
+            "eval margin=1 arch=resnet18 folder=DATA/test WEIGHTS",
+            "margin: WEIGHTS has no teacher",
+        ),
+        ("eval cascade=true split=val RUN", "split: these pictures chose the best epoch of RUN"),
+        ("eval cascade=true RUN RUN", "cascade: takes one run, or one weights file, got 2"),
+    ],
+)
+def test_what_a_folder_tells_is_refused_before_torch(
+    words: str, says: str, with_test: Path, tmp_path: Path
+) -> None:
+    data = with_test.parent / "data"
+    shutil.copytree(data / "val", tmp_path / "copy")
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    shutil.copy(with_test / "config.yaml", unfinished)
+    (tmp_path / "weights.pth").touch()
+    places = {"UNFINISHED": unfinished, "COPY": tmp_path / "copy", "DATA": data, "RUN": with_test}
+    places["WEIGHTS"] = tmp_path / "weights.pth"
+    for place, path in places.items():
+        words = words.replace(place, str(path))
+        says = says.replace(place, str(path))
+    name, *items = words.split()
+    if str(with_test) in items and name == "eval":
+        items.append(f"data.source.root={data}")
+    done = stopped_at_heavy_imports(name, *items)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith(f"kd-{name}: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("code", "frozen"), [("runs_main()", True), ("runs_main([])", False)])
+def test_a_program_ends_without_a_search_for_unused_objects(
+    code: str, frozen: bool, finished: Path
+) -> None:
+    """And with what was registered for its end, and its status; a call that is not the whole program leaves all as it is."""
+    program = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0));"
+        f"from kd.cli import runs_main; sys.exit({code} or 7)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(finished.parents[1]), "--json"],
+        cwd=finished.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 7
+    assert done.stdout.endswith(f"{frozen}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,22 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
-from kd.run.eval_options import EvalOptions
+from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
 from kd.run.needs import check_models
 from kd.run.options import take_options
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.settings import teachers_in
 from kd.storage.objects import is_url
 from kd.storage.run_urls import names_run, run_at
 
 if TYPE_CHECKING:
+    from kd.data.splits import Splits
     from kd.run.measure import Evaluation
 
 HELP = """\
@@ -132,13 +134,12 @@ def _options(request: Request) -> EvalOptions:
             f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
         )
     check_models(request.rest)
-    if options.disputed:
-        _check_classes(request.rest)
+    if options.classifier_key:
+        _check_classes(request.rest, options.classifier_key)
     folder = options.folder
     if folder and not (is_url(folder) or Path(folder).is_dir()):
         raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
-    split = options.split or ("train" if options.disputed else "val")
-    _check_pictures(request, split, folder)
+    _check_pictures(request, options)
     return options
 
 
@@ -156,50 +157,95 @@ def _check_out(options: EvalOptions) -> None:
         raise UserError(f"out: must be {files} in a folder that exists, got '{out}'")
 
 
-def _check_classes(words: Sequence[str]) -> None:
-    """Refuses ``disputed=`` for a run whose student does not name one class a picture.
+def _check_classes(words: Sequence[str], key: str) -> None:
+    """Refuses what needs a classifier for other students, and what needs one class a picture for several models and other
+    tasks.
 
     Weights files, and students of the user's own task, pass: torch is needed to tell.
 
     Args:
         words: models of the command line.
+        key: the option: ``disputed``, ``cascade`` or ``margin``.
 
     Raises:
-        UserError: as :func:`kd.run.disputes.check_disputes` does once torch is loaded.
+        UserError: names the option.
     """
     from kd.ship.predict_words import answers_of
 
+    if len(words) > 1 and key != "margin":
+        raise UserError(f"{key}: takes one run, or one weights file, got {len(words)}")
     for word in words:
-        if names_run(word) and answers_of(run_at(word) / "student.safetensors") not in (
-            None,
-            "classification",
-        ):
-            raise UserError(
-                "disputed: needs one class a picture, of two or more (model.task=Classification)"
-            )
+        if not names_run(word):
+            continue
+        kind = answers_of(run_at(word) / "student.safetensors")
+        if kind == "features":
+            raise UserError(f"{key}: needs a classifier, and a student has none")
+        if key != "margin" and kind not in (None, "classification"):
+            raise needs_one_class(key)
 
 
-def _check_pictures(request: Request, split: str, folder: str | None) -> None:
-    """Refuses pictures that can't be measured on, as far as a list of them shows it, before torch is loaded.
+def _check_pictures(request: Request, options: EvalOptions) -> None:
+    """Refuses pictures that can't be measured on, or can't prove what is wanted, as far as a list of them shows it, before
+    torch is loaded.
 
     Args:
         request: names the models; keeps the source of each run, or without a run that of the settings, in ``listed``, so
             that its pictures are not listed again.
-        split: of the data.
-        folder: of other pictures, which are measured on in its place.
+        options: name the pictures; get the split that certifies where none is named, and the cautions.
     """
     from kd.run.pictures import list_folder, list_splits, source_key
 
-    if folder:
-        list_folder(folder)
-        return
-    runs = [run_at(word) for word in request.rest if names_run(word)]
-    files: list[Path | None] = [run / "config.yaml" for run in runs]
-    for file in files or [None]:
-        config, _ = Run.settings(file, request)
+    if options.folder:
+        list_folder(options.folder)
+        if not options.proves or is_url(options.folder):
+            return
+    runs: list[Path | None] = [run_at(word) for word in request.rest if names_run(word)]
+    for run in runs or [None]:
+        config, _ = Run.settings(run / "config.yaml" if run else None, request)
+        if options.proves and len(request.rest) == 1:
+            teachers = teachers_in(config["model"]) if run else {}
+            _check_teachers(teachers, options.classifier_key, request.rest[0])
+        split = options.split or ("train" if options.disputed else "val")
         splits = list_splits(config, [split])
-        if splits is not None:
-            request.listed[source_key(config)] = splits.source
+        if splits is None:
+            continue
+        request.listed[source_key(config)] = splits.source
+        if options.proves:
+            _check_proof(splits, run, options)
+
+
+def _check_proof(splits: "Splits", run: Path | None, options: EvalOptions) -> None:
+    """Refuses pictures that can't certify a run's student (None: a weights file's model), and keeps what speaks against
+    them in ``options``, with the split that certifies where none is named.
+    """
+    from kd.run.certify import check_pictures, usual_split
+
+    if options.folder:
+        splits.listed("train")  # the classes
+        splits.list_folder(options.folder, splits.source.classes)
+    elif not options.split:
+        options.split = usual_split(splits)
+    options.cautions[run] = check_pictures(splits, run, options)
+
+
+def _check_teachers(teachers: Mapping[str, Mapping[str, Any]], key: str, name: str) -> None:
+    """Refuses a comparison with a teacher that the settings do not have, or whose weights are gone.
+
+    Args:
+        teachers: their settings.
+        key: the option that needs it, ``margin`` or ``cascade``.
+        name: of the model, as it was typed.
+
+    Raises:
+        UserError: as it is raised once the teacher can't be built.
+    """
+    why = ""
+    for teacher in teachers.values():
+        file = teacher["checkpoint"]
+        if file and not is_url(file) and not Path(file).exists():
+            why = f" ({file} not found)"
+    if why or not teachers:
+        raise no_teacher(key, name, why)
 
 
 def _take_file_settings(request: Request) -> list[str]:

@@ -15,6 +15,7 @@ from kd.run.trust import remember_made
 from kd.ship.export.settings import ExportSettings
 from kd.storage.of_weights import EXPORT
 from kd.storage.run_urls import finished_at
+from kd.storage.student_metadata import student_metadata_in
 
 if TYPE_CHECKING:
     from kd.ship.export.base import Format
@@ -89,25 +90,26 @@ def run(request: Request, options: ExportOptions) -> int:
 
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
+    folder = finished_at(request.rest[0], "config.yaml")
+    request.rest = [str(folder)]  # fetched once
+    _check_bound(student_metadata_in(folder / "student.safetensors").gives_features, options)
+    out = options.out
+    if out is None:
+        out = folder / EXPORT / options.name
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"out: {out} exists already and is not an empty folder")
+    _check_pictures(request, options.int8)
     export_format = find_format(options.to)
     claim = options.claim
     if claim is not None and export_format.features:
         raise UserError(f"margin: needs a classifier, and to={options.to} has none")
     _check_abilities(export_format, options)
-    request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
-    _check_pictures(request, options.int8)
-    opened = open_run(request.rest[0], request)
-    _check_bound(opened.kind, options)
+    opened = open_run(str(folder), request)
     from kd.report.evaluated import exports_parts
     from kd.report.terminal import print_parts
     from kd.ship.export.gate import export
 
-    out = options.out
-    if out is None:
-        out = opened.folder / EXPORT / options.name
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"out: {out} exists already and is not an empty folder")
     certificate = None if claim is None else claim.wanted
     problem, comparison = export(opened, options, export_format, out, remember_made, certificate)
     print_parts(exports_parts({options.name: comparison}))
@@ -149,15 +151,17 @@ def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
         raise UserError(f"layout: has no effect with to={name}, whose file holds weights alone")
 
 
-def _check_bound(kind: str, options: ExportOptions) -> None:
-    """Raises a UserError where the other of the two bounds decides about an int8 export: ``max_drop`` about a metric,
-    ``min_agreement`` about features, which have none (``kind``: what the student answers).
+def _check_bound(gives_features: bool, options: ExportOptions) -> None:
+    """Raises a UserError where a certificate of features is wanted, or where the other of the two bounds decides about an
+    int8 export: ``max_drop`` about a metric, ``min_agreement`` about features, which have none.
     """
+    if gives_features and options.margin is not None:
+        raise UserError("margin: needs a student that answers in classes, masks or numbers")
     if not options.int8:
         return
-    if kind == "features" and "max_drop" in options.given:
+    if gives_features and "max_drop" in options.given:
         raise UserError("max_drop: has no effect on features, which min_agreement= bounds")
-    if kind != "features" and "min_agreement" in options.given:
+    if not gives_features and "min_agreement" in options.given:
         raise UserError(
             "min_agreement: has no effect with int8=true, where max_drop= bounds the loss of accuracy"
         )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from kd.config.kinds import Range, checked_group
@@ -10,7 +11,9 @@ from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.trust import made_here
+from kd.ship.timed_exports import runtimes_of
 from kd.storage.of_weights import LATENCY, write_of_weights
+from kd.storage.run_urls import finished_at
 
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
@@ -69,11 +72,13 @@ def run(request: Request, options: LatencyOptions) -> int:
     # ascending: the peak of memory is that of the batches so far
     batches = sorted({*options.batch})
     threads = sorted({*(options.threads or (1, cores()))})
-    opened = open_run(request.rest[0], request)
-    from kd.ship.latency import measure, runtimes_of
-
+    request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     trusted = "trust" in request.flags
-    runtimes = runtimes_of(opened.folder, options.runtime, lambda file: trusted or made_here(file))
+    folder = Path(request.rest[0])
+    runtimes = runtimes_of(folder, options.runtime, lambda file: trusted or made_here(file))
+    opened = open_run(request.rest[0], request)
+    from kd.ship.latency import measure
+
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
     latencies = measure(opened, open_again, runtimes, batches, threads, options.seconds)
     written = str(write_of_weights(opened.folder, LATENCY, latencies))

@@ -111,7 +111,8 @@ def _compare(place: str, request: Request) -> int:
             f"{opened.folder}: no search (kd-size recipe=...) has a candidate of the size of its student"
         )
     from kd.fleet.sizing.page import write
-    from kd.ship.latency import measure, runtimes_of
+    from kd.ship.latency import measure
+    from kd.ship.timed_exports import runtimes_of
 
     # its latency now, under the conditions of the search
     file, sizes, candidate = known

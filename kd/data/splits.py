@@ -378,19 +378,27 @@ class Splits:
                 f"example {printable(split.name(i))} ({printable(split.name(before))})"
             )
 
-    def use_folder(self, folder: str, classes: Sequence[str]) -> None:
+    def list_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``, for ``kd-eval folder=``.
 
-        ``classes`` become the source's, and the pictures are checked.
+        ``classes`` become the source's.
 
         Raises:
-            UserError: no such folder, damaged pictures, or a class that is not among ``classes``.
+            UserError: no such folder, or a class that is not among ``classes``.
         """
         self.source.classes = list(classes)
         folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)
         split = labelled_folder(joined(folder), classes, "folder", place, self.source.note)
         self._listed["folder"] = [split]
+
+    def use_folder(self, folder: str, classes: Sequence[str]) -> None:
+        """Lists a folder (:meth:`list_folder`) and checks its pictures.
+
+        Raises:
+            UserError: as of :meth:`list_folder`, or damaged pictures.
+        """
+        self.list_folder(folder, classes)
         self.split("folder")
 
     def unlabelled(self) -> int:

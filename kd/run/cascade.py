@@ -13,7 +13,7 @@ from kd.errors import UserError
 from kd.proof.cascade import Goal, Measured, choose, sureness
 from kd.report.evaluated import cascade_parts
 from kd.report.tables import write_parts
-from kd.run.eval_options import EvalOptions
+from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
 from kd.run.subject import Subject
 from kd.ship.cascade_rule import goal_of_rule
 from kd.ship.latency import times_here
@@ -71,14 +71,12 @@ def check_cascade(measured: Sequence[Subject]) -> None:
     """Refuses what has no cascade.
 
     Raises:
-        UserError: several models, no teacher, or a task without one class a picture.
+        UserError: no teacher, or a task without one class a picture.
     """
-    if len(measured) > 1:
-        raise UserError("cascade: takes one run, with its teacher")
     if measured[0].teacher is None:
-        raise UserError(f"cascade: {measured[0].name} has no teacher that can be asked here")
+        raise no_teacher("cascade", measured[0].name)
     if not measured[0].task.one_class:
-        raise UserError("cascade: needs one class a picture (model.task=Classification)")
+        raise needs_one_class("cascade")
 
 
 def cascade_of(

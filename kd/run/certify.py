@@ -1,4 +1,7 @@
-"""Which pictures may certify a run, how often they were measured, and the certificates of ``kd-eval margin=``."""
+"""Which pictures may certify a run, how often they were measured, and the certificates of ``kd-eval margin=``.
+
+Torch is not imported: pictures are refused before it is.
+"""
 
 import fcntl
 import os
@@ -7,23 +10,25 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, identity
 from kd.data.sources.base import whole_of
+from kd.data.splits import Splits
 from kd.errors import UserError
-from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import certify
 from kd.proof.resample import FEWEST, group_numbers
 from kd.report.terminal import without_common_folders
-from kd.run.eval_options import Claim
-from kd.run.subject import Subject
+from kd.run.eval_options import Claim, EvalOptions, no_teacher
 from kd.storage.elsewhere import mapping_of
 from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import appended, write_json
+
+if TYPE_CHECKING:
+    from kd.module.outcomes import PictureOutcomes
+    from kd.run.subject import Subject
 
 LOOKS = "looks.json"
 """File of a run's folder: when its student was measured on pictures that it is judged by."""
@@ -58,48 +63,48 @@ def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.
 
 
 # -- which pictures --------------------------------------------------------------------------------------------------
-def usual_split(data: DistillationDataModule) -> str:
+def usual_split(splits: Splits) -> str:
     """The split that certifies where none was named: ``test`` where the source has one with other pictures than ``val``,
     else ``val``; also where listing them fails.
     """
     with suppress(UserError, OSError):
-        if not data.source.has("test"):
+        if not splits.source.has("test"):
             return "val"
-        splits = data.splits
         if identity(splits.listed("test")[0]) != identity(splits.listed("val")[0]):
             return "test"
     return "val"
 
 
-def check_pictures(
-    data: DistillationDataModule, place: str, run: Path | None, despite_choice: bool
-) -> list[str]:
+def check_pictures(splits: Splits, run: Path | None, options: EvalOptions) -> list[str]:
     """Refuses pictures that can't certify a run's student.
 
     Args:
-        data: the run's, with the pictures loaded.
-        place: the pictures' split, or ``folder``.
+        splits: the run's, with the pictures of a folder listed.
         run: the run's folder; None for a bare weights file, of which nobody knows how it was chosen.
-        despite_choice: pictures that chose the student's epoch are taken all the same.
+        options: name the pictures, their groups, and whether those that chose the student's epoch are taken all the same.
 
     Returns:
         Lines for the certificate, on what speaks against it; [] where nothing does.
 
     Raises:
         UserError: the student was trained on some of these pictures, or some chose its epoch and ``despite_choice`` is
-            not given.
+            not given; or as of :func:`group_of`.
     """
+    place = options.place
+    if options.claim is not None and options.claim.groups is not None:
+        split = splits.listed(place)[0]
+        group_of(split, np.arange(len(split.targets)), options.claim.groups)
     if run is None:
         return ["how the weights were chosen is not known: no run is beside them"]
     if place == "train":
         raise UserError("split: train can't certify: the student was trained on these pictures")
-    judged = data.splits.listed(place)[0]
-    both = _how_many(_paths([judged]), _paths(data.splits.listed("train")))
+    judged = splits.listed(place)[0]
+    both = _how_many(_paths([judged]), _paths(splits.listed("train")))
     if both:
         raise UserError(
             f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
         )
-    shared = _shared_with_val(data, place, judged)
+    shared = _shared_with_val(splits, place, judged)
     student = mapping_of(run / "summary.json").get("student")
     chose_epoch = not student or student.get("best_val")  # also where the summary lacks the student
     if not shared or not chose_epoch:
@@ -107,7 +112,7 @@ def check_pictures(
     what = "chose"
     if shared != len(judged.targets):
         what = f"({shared:,} of them) chose"
-    if not despite_choice:
+    if not options.despite_choice:
         raise UserError(
             f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it; give split=test "
             "(of lists: data.source.test=FILE) or folder=DIR with others, or despite_choice=true for a certificate that "
@@ -121,13 +126,13 @@ def _key(place: str) -> str:
     return "folder" if place == "folder" else "split"
 
 
-def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) -> int:
+def _shared_with_val(splits: Splits, place: str, judged: Split) -> int:
     """How many of the pictures ``judged``, the split ``place``, validated the run: all where the splits hold the same,
     else those with the same file.
     """
     if place == "val":
         return len(judged.targets)
-    val = data.splits.listed("val")[0]
+    val = splits.listed("val")[0]
     if identity(judged) == identity(val):
         return len(judged.targets)
     return _how_many(_paths([judged]), _paths([val]))
@@ -151,7 +156,7 @@ def _paths(splits: Iterable[Split]) -> list[str]:
 
 
 # -- how often they were looked at -----------------------------------------------------------------------------------
-def count_look(subject: Subject, place: str, what: str) -> dict[str, int] | None:
+def count_look(subject: "Subject", place: str, what: str) -> dict[str, int] | None:
     """Adds a look at pictures to a run's ``looks.json``. Certificates state the counts.
 
     Args:
@@ -207,32 +212,24 @@ def add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: s
 
 
 # -- certificates ----------------------------------------------------------------------------------------------------
-def check_models(measured: Sequence[Subject], claim: Claim, place: str) -> None:
-    """Refuses models and groups that can't certify, before anything is measured.
-
-    Args:
-        measured: the models.
-        claim: margin, confidence and groups.
-        place: the pictures' split, or ``folder``.
+def check_models(measured: Sequence["Subject"]) -> None:
+    """Refuses models that can't be certified, before anything is measured.
 
     Raises:
-        UserError: a task without a certificate, nothing to compare with, or groups that can't be had.
+        UserError: a task without a certificate, or nothing to compare with.
     """
     first = measured[0]
     if first.task.certified is None:
         raise UserError("margin: needs a classifier, masks or numbers to compare")
     if len(measured) == 1 and first.teacher is None:
-        raise UserError(
-            f"margin: {first.name} has no teacher that can be asked here; two models can be compared "
-            "(kd-eval FIRST SECOND margin=POINTS)"
-        )
-    if claim.groups is not None:
-        split = first.data.split(place)
-        group_of(split, np.arange(len(split.targets)), claim.groups)
+        raise no_teacher("margin", first.name)
 
 
 def certificates(
-    measured: Sequence[Subject], outcomes: Sequence[PictureOutcomes], claim: Claim, place: str
+    measured: Sequence["Subject"],
+    outcomes: Sequence["PictureOutcomes"],
+    claim: Claim,
+    place: str,
 ) -> dict[int, dict[str, Any]]:
     """The certificate of a single model against its teacher, of several each against the first.
 

@@ -14,6 +14,7 @@ from kd.errors import UserError
 from kd.models.taps import classifier_of
 from kd.report.evaluated import disputed_parts
 from kd.report.tables import write_parts
+from kd.run.eval_options import needs_one_class
 from kd.run.subject import Subject
 from kd.storage.shown import CsvTable
 from kd.storage.writing import write_text
@@ -32,14 +33,10 @@ def check_disputes(measured: Sequence[Subject]) -> None:
     """Refuses what has no labels to dispute.
 
     Raises:
-        UserError: several models, or a task without one class a picture, of two or more.
+        UserError: a task without one class a picture, of two or more.
     """
-    if len(measured) > 1:
-        raise UserError("disputed: takes one run, or one weights file")
     if not measured[0].task.one_class or len(measured[0].classes) < 2:
-        raise UserError(
-            "disputed: needs one class a picture, of two or more (model.task=Classification)"
-        )
+        raise needs_one_class("disputed")
 
 
 @dataclass

@@ -17,6 +17,23 @@ FRACTION = r"0*\.\d*[1-9]\d*"
 """A number > 0 and < 1, as text."""
 
 
+def no_teacher(key: str, name: str, why: str = "") -> UserError:
+    """The message where ``key`` (``margin``, ``cascade``) compares a model with its teacher, and the model ``name`` has none
+    that answers here; ``why`` follows it.
+    """
+    remedy = ""
+    if key == "margin":
+        remedy = "; two models can be compared (kd-eval FIRST SECOND margin=POINTS)"
+    return UserError(f"{key}: {name} has no teacher that can be asked here{why}{remedy}")
+
+
+def needs_one_class(key: str) -> UserError:
+    """The message where ``key`` (``cascade``, ``disputed``) is given for a task without one class a picture."""
+    return UserError(
+        f"{key}: needs one class a picture, of two or more (model.task=Classification)"
+    )
+
+
 @dataclass(frozen=True)
 class Claim:
     """What ``margin=`` asks for."""
@@ -122,6 +139,8 @@ class EvalOptions(CertificateOptions):
     """Pictures that chose the student's epoch are taken for a certificate or a cascade all the same."""
     of_files: list[str] = field(default_factory=list, kw_only=True)
     """Words such as ``arch=NAME``, settings of ``model.teacher`` that say how a bare weights file is read."""
+    cautions: dict[Path | None, list[str]] = field(default_factory=dict, kw_only=True)
+    """By the run's folder, what :func:`kd.run.certify.check_pictures` has found before torch was imported."""
 
     def __post_init__(self) -> None:
         """Refuses options that have no effect, exclude each other, or a pattern without brackets."""
@@ -178,6 +197,14 @@ class EvalOptions(CertificateOptions):
     def proves(self) -> bool:
         """Whether it needs pictures that have not chosen the student."""
         return self.margin is not None or self.cascade
+
+    @property
+    def classifier_key(self) -> str:
+        """The option that needs a classifier: ``disputed``, ``cascade`` or ``margin``; "" where none is given."""
+        for name in ("disputed", "cascade", "margin"):
+            if getattr(self, name):
+                return name
+        return ""
 
     @property
     def file(self) -> str:

@@ -66,7 +66,7 @@ def fill_from(
 
 def _splits(data: DistillationDataModule) -> list[str]:
     """The splits that a run trains on and is measured by: ``train``, ``val``, and ``test`` where it has other pictures."""
-    return [*dict.fromkeys(("train", "val", usual_split(data)))]
+    return [*dict.fromkeys(("train", "val", usual_split(data.splits)))]
 
 
 class Filled:

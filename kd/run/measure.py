@@ -277,14 +277,11 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     if options.disputed and not (options.split or options.folder):
         options = replace(options, split="train")
     if any(_gives_features(word) for word in request.rest):
-        if options.proves or options.disputed:
-            key = next(key for key in ("disputed", "cascade", "margin") if getattr(options, key))
-            raise UserError(f"{key}: needs a classifier, and a student has none")
         return _evaluate_features(request, replace(options, split=options.split or "val"))
     measured = subjects(request, options)
     first = measured[0]
     if options.proves and not options.split:
-        options = replace(options, split=usual_split(first.data))
+        options = replace(options, split=usual_split(first.data.splits))
     options = replace(options, split=options.split or "val")
     _check_same_pictures(measured, options)
     task = first.task
@@ -359,7 +356,7 @@ def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Li
         check_cascade(measured)
         return [Sureness()]
     if options.claim is not None:
-        check_models(measured, options.claim, options.place)
+        check_models(measured)
         return [PictureOutcomes(subject.task) for subject in measured]
     if options.disputed:
         check_disputes(measured)
@@ -371,7 +368,9 @@ def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
     """What speaks against the pictures of a certificate or a cascade (:func:`check_pictures`); [] of other figures."""
     if not options.proves:
         return []
-    return check_pictures(subject.data, options.place, subject.run, options.despite_choice)
+    if subject.run in options.cautions:
+        return options.cautions[subject.run]
+    return check_pictures(subject.data.splits, subject.run, options)
 
 
 def _add_proofs(

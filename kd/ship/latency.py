@@ -14,10 +14,9 @@ from kd.errors import UserError
 from kd.machine import processor
 from kd.progress import CALM_AT_START, bar
 from kd.report.records import percentile
-from kd.ship.export.base import formats_with
 from kd.ship.export.stopwatch import Stopwatch, open_export, timed
 from kd.ship.finished import FinishedRun
-from kd.storage.of_weights import exports, on_stderr
+from kd.ship.timed_exports import Runtimes
 
 ROUNDS = 5
 """Each model is timed so often at each batch, in turns with the others."""
@@ -25,8 +24,6 @@ TURNS = ROUNDS + 1
 """A model's steps of the bar at one batch: one warms up and finds out how long a run takes, then come the rounds."""
 Row = dict[str, Any]
 """One line of the table: a model at a batch size and number of threads."""
-Runtimes = dict[str, dict[str, Any]]
-"""Exports by name, as ``export/export.json`` describes them; ``torch``: nothing."""
 Reopen = Callable[[], FinishedRun]
 """Opens the run again in another process; picklable."""
 Measure = Callable[[int], tuple[list[float], float]]
@@ -92,49 +89,6 @@ def measure(
             rows += _turns(run, loaders, runtimes, batches, count, seconds, shown)
     _compare_with_teacher(rows)
     return {"machine": processor(), "rows": rows}
-
-
-def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
-    """The run's exports that can be timed, by name.
-
-    Args:
-        run: its folder.
-        names: of exports, separated by commas; ``torch`` is the student itself, ``int8`` every quantised export. None:
-            ``torch`` and all exports but ``triton``, which runs the ONNX file.
-        made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
-
-    Raises:
-        UserError: a name that the run has no export of.
-    """
-    runnable = formats_with("timed")
-    found: Runtimes = {}
-    for name, export in exports(run, on_stderr).items():
-        file = Path(export["file"])
-        if export["to"] not in runnable or not file.exists():
-            continue
-        if export["to"] != "torch_export" or made_here(file):
-            found[name] = export
-    if names is None:
-        without_triton = {name: e for name, e in found.items() if e["to"] != "triton"}
-        return {"torch": {}, **without_triton}
-
-    chosen: Runtimes = {}
-    for name in names.split(","):
-        if name == "torch":
-            chosen["torch"] = {}
-            continue
-        if name == "int8":
-            matching = {key: export for key, export in found.items() if export["int8"]}
-        else:
-            matching = {}
-            if name in found:
-                matching = {name: found[name]}
-        if not matching:
-            to = "openvino int8=true" if name == "int8" else name
-            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
-            raise UserError(f"runtime: {run} has no export '{name}' {made}")
-        chosen |= matching
-    return chosen
 
 
 def _turns(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.ship.latency import runtimes_of
+from kd.ship.timed_exports import runtimes_of
 
 
 def test_a_damaged_record_of_exports_counts_as_none(

@@ -13,7 +13,7 @@ from kd.report.card import card
 from kd.report.records import RunRecords, read_run
 from kd.report.tables import results_of
 from kd.ship.cascade_rule import read_rule
-from kd.ship.latency import runtimes_of
+from kd.ship.timed_exports import runtimes_of
 from kd.storage import of_weights
 from kd.storage.of_weights import (
     CASCADE,

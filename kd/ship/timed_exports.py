@@ -1,0 +1,55 @@
+"""Which exports of a run can be timed. Torch is not imported."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.ship.export.base import formats_with
+from kd.storage.of_weights import exports, on_stderr
+
+Runtimes = dict[str, dict[str, Any]]
+"""Exports by name, as ``export/export.json`` describes them; ``torch``: nothing."""
+
+
+def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
+    """The run's exports that can be timed, by name.
+
+    Args:
+        run: its folder.
+        names: of exports, separated by commas; ``torch`` is the student itself, ``int8`` every quantised export. None:
+            ``torch`` and all exports but ``triton``, which runs the ONNX file.
+        made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
+
+    Raises:
+        UserError: a name that the run has no export of.
+    """
+    runnable = formats_with("timed")
+    found: Runtimes = {}
+    for name, export in exports(run, on_stderr).items():
+        file = Path(export["file"])
+        if export["to"] not in runnable or not file.exists():
+            continue
+        if export["to"] != "torch_export" or made_here(file):
+            found[name] = export
+    if names is None:
+        without_triton = {name: e for name, e in found.items() if e["to"] != "triton"}
+        return {"torch": {}, **without_triton}
+
+    chosen: Runtimes = {}
+    for name in names.split(","):
+        if name == "torch":
+            chosen["torch"] = {}
+            continue
+        if name == "int8":
+            matching = {key: export for key, export in found.items() if export["int8"]}
+        else:
+            matching = {}
+            if name in found:
+                matching = {name: found[name]}
+        if not matching:
+            to = "openvino int8=true" if name == "int8" else name
+            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
+            raise UserError(f"runtime: {run} has no export '{name}' {made}")
+        chosen |= matching
+    return chosen
