@@ -134,6 +134,16 @@ def seconds_of(log: Path) -> dict[str, float]:
     return took
 
 
+def failed_in(log: Path) -> set[str]:
+    """Tests that failed in the suite without a fault: they catch nothing."""
+    lines = log.read_text(errors="replace").splitlines()
+    return {
+        line.split(" - ")[0].split(maxsplit=1)[1]
+        for line in lines
+        if line.startswith(("FAILED ", "ERROR "))
+    }
+
+
 def quickest(tests: list[str], took: dict[str, float]) -> list[str]:
     """The quickest tests that end within the limit together, one at the least."""
     ranked = sorted(tests, key=lambda name: (took.get(name, 0.0), name))
@@ -186,9 +196,11 @@ def main() -> None:
     root = args.copy.resolve()
     covered = tests_by_line(args.coverage)
     took = seconds_of(args.log)
+    failed = failed_in(args.log)
     results: list[dict[str, object]] = []
     for number, fault in enumerate(draw(root, args.faults, args.seed), 1):
-        tests = quickest(covered.get(fault.file, {}).get(fault.line, []), took)
+        passing = [t for t in covered.get(fault.file, {}).get(fault.line, []) if t not in failed]
+        tests = quickest(passing, took)
         started = time.monotonic()
         result = "not covered"
         if tests:
