@@ -96,8 +96,9 @@ class ModelSettings(Checked):
 
     arch: Annotated[str, TimmName("models")] = ""
     """A timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is
-    taken from its checkpoint where that names one, a student's where the settings name none.
-    A student's may be ``auto``: its teacher's architecture in a quarter of its size.
+    taken from its checkpoint, by its words or its tensors, a student's where the settings name
+    none. A student's may be ``auto``: its teacher's architecture in a quarter of its size, else a
+    ViT-Ti or a ResNet-18.
     """
 
     img_size: Size | None = None

@@ -71,10 +71,7 @@ def check_arguments(
 
 
 def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str, Any]) -> None:
-    """Checks that a model's weights fit this machine's memory, before it is built.
-
-    The model is built once on PyTorch's ``meta`` device, where tensors have shapes and no memory; random numbers are
-    drawn from a copy of the generator. A model that can't be built there passes: building it reports why.
+    """Checks that a model's weights fit this machine's memory, before it is built (:func:`on_meta`).
 
     Args:
         make: builds the model with random weights.
@@ -82,8 +79,35 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
         arguments: what the model is built with, for the message.
 
     Raises:
-        UserError: weights and buffers are larger than all memory of the machine, free or not, or it has more modules
-            than :data:`MOST_MODULES`.
+        UserError: weights and buffers are larger than all memory of the machine, free or not, or as of :func:`on_meta`.
+    """
+    model = on_meta(make, key)
+    if model is None:
+        return
+    tensors = [*model.parameters(), *model.buffers()]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    memory = psutil.virtual_memory().total
+    if needed > memory:
+        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        raise UserError(
+            f"{key}: its weights take {needed / 2**30:.0f} GiB with {listed[:200]}, "
+            f"the machine has {memory / 2**30:.0f} GiB"
+        )
+
+
+def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
+    """A model on PyTorch's ``meta`` device, where tensors have shapes and no memory; random numbers are drawn from a copy
+    of the generator.
+
+    Args:
+        make: builds the model.
+        key: what the message begins with.
+
+    Returns:
+        The model; None where it can't be built there: building it reports why.
+
+    Raises:
+        UserError: it has more modules than :data:`MOST_MODULES`.
     """
     modules = count()
 
@@ -95,22 +119,13 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
     hook = register_module_module_registration_hook(counted)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         try:
-            model = make()
+            return make()
         except UserError:
             raise
         except Exception:  # its message is the real building's
-            return
+            return None
         finally:
             hook.remove()
-    tensors = [*model.parameters(), *model.buffers()]
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    memory = psutil.virtual_memory().total
-    if needed > memory:
-        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        raise UserError(
-            f"{key}: its weights take {needed / 2**30:.0f} GiB with {listed[:200]}, "
-            f"the machine has {memory / 2**30:.0f} GiB"
-        )
 
 
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -331,14 +331,39 @@ def completed(spec: Spec, key: str) -> Spec:
     if is_named or (not is_teacher and same):
         return spec
     if is_teacher and not same:
-        size: Any = file.img_size
+        size: Any = file.img_size or own_size(file.arch)
         if size and size[0] == size[1]:
             size = size[0]
         instead = f", not the settings' {spec.arch}" if spec.arch else ""
-        say(f"{key}: {file.arch} at {size} px, as {spec.checkpoint} says{instead}")
+        say(f"{key}: {file.arch} at {size} px, as {_evidence(spec, file, key)}{instead}")
         return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs)
     known: Any = spec.img_size or file.img_size
     return replace(spec, arch=file.arch, img_size=known, kwargs={**file.kwargs, **spec.kwargs})
+
+
+def own_size(arch: str) -> tuple[int, int] | None:
+    """Height and width of the input that an architecture of timm's was made for; None where timm has no size of it."""
+    config = timm.get_pretrained_cfg(arch)
+    if config is None:
+        return None
+    _, height, width = config.input_size
+    return height, width
+
+
+def _evidence(spec: ModelSpec, file: About, key: str) -> str:
+    """By what a file's architecture is known, for a message.
+
+    Args:
+        spec: names the file.
+        file: what it says.
+        key: of the model's settings.
+    """
+    if not file.by_tensors:
+        return f"{spec.checkpoint} says"
+    if not file.others:
+        return f"the tensors in {spec.checkpoint} are named"
+    names = ", ".join(file.others[:3])
+    return f"the tensors in {spec.checkpoint} are named (those of {names} likewise: if it is one of these, {key}.arch=NAME)"
 
 
 def _moments(spec: ModelSpec, file: About) -> dict[str, Any]:

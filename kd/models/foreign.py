@@ -151,6 +151,35 @@ class Pixels(_Read):
     """Likewise."""
 
 
+class Trained(_Read):
+    """A training script's own arguments, as timm's ``train.py`` saves them beside the weights."""
+
+    model: str
+    """timm's name of the architecture."""
+    model_kwargs: dict[str, Any] = {}
+    """Arguments of ``timm.create_model``."""
+    img_size: PositiveInt | None = None
+    """Side of the input in pixels."""
+    input_size: (
+        PositiveInt | Annotated[list[PositiveInt], Field(min_length=3, max_length=3)] | None
+    ) = None
+    """Likewise, or channels, height and width."""
+    mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    """Of each channel, for values in 0..1."""
+    std: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    """Likewise."""
+    gp: str | None = None
+    """How features are pooled."""
+
+    @classmethod
+    def said_in(cls, content: Mapping[str, Any]) -> Self | None:
+        """The arguments in a mapping; None where they are not of timm's script."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError:
+            return None
+
+
 class _ViT(_Read):
     """A ViT, of a ``config.json``."""
 

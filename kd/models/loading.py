@@ -17,6 +17,7 @@ ANOTHER_MODEL = (
     "; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
     " (kd/models/README.md)"
 )
+THIS_MODEL = "; these are {arch}'s: {root}.arch={arch}"
 NO_HEAD = (
     "; a backbone has no classifier: recipe=photos {root}.backbone={path} fine-tunes it first, "
     "recipe=foundation_vit learns its features without labels"
@@ -64,7 +65,7 @@ def load_checkpoint(
     state, last = _with_classifier(
         layout.state, expected, heads, about.classes, classes, head, place, key
     )
-    _check_fit(state, expected, heads, head, path, place, key)
+    _check_fit(state, expected, heads, head, path, about.arch, place, key)
     _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
 
     in_models_dtype = {}
@@ -194,6 +195,7 @@ def _check_fit(
     heads: Sequence[str],
     head: bool,
     path: Path,
+    arch: str,
     place: str,
     key: str,
 ) -> None:
@@ -205,6 +207,7 @@ def _check_fit(
         heads: paths of its last layers.
         head: whether its classifier must be there, too.
         path: of the file, as it was given.
+        arch: of the file's model, timm's name; "": unknown.
         place: setting and file, which begin the message.
         key: the setting.
     """
@@ -228,10 +231,12 @@ def _check_fit(
     hint = ""
     if head and ".teacher" in key and is_backbone:
         hint = NO_HEAD
+    elif arch:
+        hint = THIS_MODEL
     elif 2 * len(missing) > len(expected):
         hint = ANOTHER_MODEL
     more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
-    hint = hint.format(root=key.removesuffix(".checkpoint"), path=path)
+    hint = hint.format(root=key.removesuffix(".checkpoint"), path=path, arch=arch)
     raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
 
 

@@ -4,7 +4,7 @@ import argparse
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from kd.errors import UserError, first_line
 from kd.models.arguments import LOADS
-from kd.models.foreign import OddValue, of_transformers
+from kd.models.foreign import OddValue, Trained, of_transformers
 from kd.models.output_scale import unit_output
+from kd.models.recognise import holds, recognise
 from kd.settings import height_width
 from kd.storage.checkpoints import student_in
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
-from kd.storage.student_metadata import checked
+from kd.storage.student_metadata import checked, is_student
 from kd.storage.tensors import read_tensors
 from kd.storage.weights_files import TIMM_FILES, weights_file
 
@@ -63,7 +64,11 @@ class About:
     builder: str = ""
     """Class path of the builder that made it, where it was not timm."""
     foreign: bool = False
-    """Whether it is another library's model, of which this is timm's nearest."""
+    """Whether timm may have other names for it: another library's model, or one that its tensors alone describe."""
+    others: tuple[str, ...] = ()
+    """Further architectures of timm's with tensors of the same names and shapes."""
+    by_tensors: bool = False
+    """Whether the architecture is known by the tensors' names and shapes alone."""
     two_token_head: bool = False
     """Whether its classifier reads the class token and the mean of the patches, as none of timm's does."""
 
@@ -170,9 +175,13 @@ def describe(file: Path) -> About:
             unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
             return About(**of_transformers(content, file.parent), classes=[] if unnamed else names)
     if file.suffix == ".safetensors":
-        with safe_open(regular(file), framework="pt") as opened:
-            return _from_metadata(opened.metadata() or {}, file)
-    return About(classes=_names_in(_load_pickle(file)))
+        return _of_safetensors(file)
+    content = _load_pickle(file)
+    classes = _names_in(content)
+    tensors = tensors_in(content)
+    if _of_our_student(content):
+        return About(classes=classes)
+    return _of_trainer(content, tensors) or _of_tensors(tensors, About(classes=classes))
 
 
 def about(checkpoint: str | None) -> About:
@@ -190,6 +199,90 @@ def about(checkpoint: str | None) -> About:
         raise
     except Exception:
         return About()
+
+
+def _of_trainer(content: object, tensors: Mapping[str, Tensor]) -> About | None:
+    """What ``arch`` and ``args`` in a training's checkpoint say of its model; None where they say nothing, or name another
+    model than the tensors are of.
+
+    Args:
+        content: of the file.
+        tensors: the same, by dotted name.
+    """
+    if not isinstance(content, Mapping):
+        return None
+    args = content.get("args")
+    if isinstance(args, argparse.Namespace):
+        args = vars(args)
+    said = {"model": content.get("arch")}
+    if isinstance(args, Mapping):
+        said |= args
+    trained = Trained.said_in(said)
+    if trained is None:
+        return None
+    kwargs = _arguments(trained.model_kwargs)
+    if trained.gp:
+        kwargs["global_pool"] = trained.gp
+    if not holds(tensors, trained.model, kwargs):
+        return None
+    size: Any = trained.img_size or trained.input_size
+    if isinstance(size, list):  # channels, height, width
+        size = size[1:]
+    of_timm = recognise(tensors)
+    if size is None and of_timm is not None:
+        size = of_timm.img_size
+    return About(
+        arch=trained.model,
+        kwargs=kwargs,
+        img_size=None if size is None else height_width(size),
+        mean=trained.mean,
+        std=trained.std,
+        classes=_names_in(content),
+    )
+
+
+def _of_safetensors(file: Path) -> About:
+    """What a ``.safetensors`` file says of its model: by the metadata that kd writes, else by its tensors' names."""
+    with safe_open(regular(file), framework="pt") as opened:
+        meta = opened.metadata() or {}
+        said = _from_metadata(meta, file)
+        if is_student(meta):
+            return said
+        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return _of_tensors(tensors, said)
+
+
+def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
+    """What a file says, with the architecture that its tensors' names and shapes are of, where there is one.
+
+    Args:
+        tensors: of the file, by dotted name.
+        said: without an architecture.
+    """
+    of_timm = recognise(tensors)
+    if of_timm is None:
+        return said
+    return replace(
+        said,
+        arch=of_timm.arch,
+        img_size=said.img_size or of_timm.img_size,
+        foreign=True,
+        others=of_timm.others,
+        by_tensors=True,
+    )
+
+
+def file_holds(checkpoint: str, arch: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a readable checkpoint has the tensors of an architecture of timm's (:func:`kd.models.recognise.holds`).
+
+    Args:
+        checkpoint: a file or a folder.
+        arch: timm's name.
+        kwargs: arguments of ``timm.create_model``.
+    """
+    _, tensors, _ = read_weights(Path(checkpoint), "")
+    return holds(tensors, arch, kwargs)
 
 
 def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
@@ -217,10 +310,14 @@ def _from_timm(content: Mapping[str, Any]) -> About:
     """What the ``config.json`` in a folder of timm's says of the model."""
     config = content.get("pretrained_cfg", content)
     size = config.get("input_size")
+    built_with = content.get("model_args", {})
+    img_size = tuple(size[-2:]) if size else None
+    if "img_size" in built_with:
+        img_size = height_width(built_with["img_size"])
     return About(
         arch=content["architecture"],
-        kwargs=_arguments(content.get("model_args", {})),
-        img_size=tuple(size[-2:]) if size else None,
+        kwargs=_arguments(built_with),
+        img_size=img_size,
         mean=config.get("mean"),
         std=config.get("std"),
         classes=_names_in({**config, **content}),

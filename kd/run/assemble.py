@@ -22,6 +22,7 @@ from kd.models import (
     preprocess_for,
 )
 from kd.models.build import AUTO, PATCHES, hidden_pixels
+from kd.models.hub import check_downloadable
 from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
@@ -271,30 +272,56 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
 
 def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
     """The settings of a student of ``arch: auto``: its first teacher's architecture at half its width (a quarter of its
-    parameters or so), at the teacher's input size unless ``spec`` has one; ``kwargs`` of ``spec`` win.
+    parameters or so), else :func:`_unrelated_student`; at the teacher's input size unless ``spec`` has one. ``kwargs`` of
+    ``spec`` win.
 
     Raises:
-        UserError: no teacher, or one whose layers can't be inherited.
+        UserError: no teacher.
     """
     if teacher is None:
         raise UserError(
             f"model.student.arch: {AUTO} takes a relative of the teacher, and there is none"
         )
     parent = next(iter(teacher.members.values()))
+    if spec.img_size is None:
+        spec = replace(spec, img_size=parent.spec.img_size)
     try:
         kwargs = _relative_kwargs(parent)
-    except ValueError as error:
-        raise UserError(
-            f"model.student.arch: {AUTO} needs a teacher whose layers can be inherited, got {parent.arch}: {error}"
-        ) from error
-    if spec.img_size is not None:
-        size = spec.img_size
-    else:
-        size = parent.spec.img_size
+    except ValueError:
+        return _unrelated_student(spec, parent)
     say(
         f"model.student: {parent.arch} with {kwargs}, a smaller relative of its teacher (arch={AUTO})"
     )
-    return replace(spec, arch=parent.arch, img_size=size, kwargs={**kwargs, **spec.kwargs})
+    return replace(spec, arch=parent.arch, kwargs={**kwargs, **spec.kwargs})
+
+
+def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
+    """The settings of a small student for a teacher whose layers no student can start from, with timm's pre-trained weights
+    where they can be had: a ResNet-18 where the teacher has no attention, else a ViT-Ti.
+
+    Args:
+        spec: the student's settings, of ``arch: auto``.
+        parent: the teacher.
+    """
+    arch = "vit_tiny_patch16_224"
+    if not parent.closed:
+        kinds = {type(module).__name__ for module in parent.model.modules()}
+        if not any("Attention" in kind for kind in kinds):
+            arch = "resnet18"
+    begins = "timm's pre-trained weights, which knows nothing of its teacher yet"
+    try:
+        check_downloadable(arch, "model.student.checkpoint")
+        pretrained = True
+    except UserError:
+        pretrained = spec.pretrained
+        begins = (
+            "random weights, as timm's can't be downloaded: that costs most of the accuracy where pictures are few "
+            "(recipes/README.md); model.student.checkpoint=FILE gives it others"
+        )
+    say(
+        f"model.student: {arch}, as no student can start from the layers of {parent.arch}; it starts from {begins}"
+    )
+    return replace(spec, arch=arch, pretrained=pretrained)
 
 
 def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:

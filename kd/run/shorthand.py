@@ -18,9 +18,12 @@ from kd.run.paths import SETTINGS
 from kd.run.resolve import Value, merged, words_of
 from kd.settings import ALLOWED_LOSSES, loss_refused_by
 from kd.storage.objects import is_url
+from kd.storage.weights_files import FILES
 
 SOURCE = "data.source"
 LOSSES = "model.distill_losses"
+TEACHER = r"model\.(teacher|teachers\.[^.]+)"
+"""The keys of teachers."""
 PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
 """The tasks that exchange a recipe's settings: by the name of their class what pictures are labelled with, for messages."""
 
@@ -45,12 +48,17 @@ def written_out(
     files_say = merged(contents)
     source_path = str(at(files_say, f"{SOURCE}.class_path") or "")
     words: list[str] = []
+    notes: list[str] = []
     for word in overrides:
         key = word.partition("=")[0]
         if key == SOURCE:
             words += _source(word, source_path)
         elif key.endswith(".answers"):
             words += _answers(word)
+        elif re.fullmatch(TEACHER, key):
+            of_teacher = _teacher(word)
+            words += of_teacher
+            notes += [f"{word}: {' '.join(of_teacher)}"] if of_teacher != [word] else []
         else:
             words.append(word)
     given = dict(word.split("=", 1) for word in words if "=" in word)
@@ -63,10 +71,9 @@ def written_out(
         words.insert(0, f"{SOURCE}=Manifest")
     tree = merged([*contents, *words_of(words)])
     task, implied = _words_of_task(given, files_say, tree, names_list)
-    notes = []
     reported = [word for word in implied if not word.startswith("data.source.multi_label")]
     if reported and task in PICTURES_WITH:
-        notes = [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
+        notes += [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
     return [*_without_arguments(given, files_say), *words, *implied], notes
 
 
@@ -143,7 +150,7 @@ def _answers(word: str) -> list[str]:
         UserError: none of these.
     """
     key, _, place = word.partition("=")
-    if not re.fullmatch(r"model\.(teacher|teachers\.[^.]+)\.answers", key):
+    if not re.fullmatch(rf"{TEACHER}\.answers", key):
         return [word]
     teacher = key.removesuffix(".answers")
     builder = f"{teacher}.builder"
@@ -161,6 +168,27 @@ def _answers(word: str) -> list[str]:
     raise UserError(
         f"{key}: must be a folder that kd-cache from=PLACE has filled, or a class path, got '{place}'"
     )
+
+
+def _teacher(word: str) -> list[str]:
+    """``model.teacher=PLACE`` as the settings that load it; any other word as it is.
+
+    Args:
+        word: ``key=value``: a file or folder of weights, ``timm/NAME`` (timm's pre-trained weights), or the name of a
+            model of transformers on the hub, ``OWNER/NAME``; both may begin with ``hf-hub:``.
+    """
+    key, _, place = word.partition("=")
+    hub = re.fullmatch(r"(?:hf[-_]hub:)?([\w-]+)/([\w.-]+)", place)
+    if is_url(place) or place.endswith(FILES) or Path(place).exists():
+        return [f"{key}.checkpoint={place}"]
+    if hub is None:
+        return [word]
+    # the recipe's own teacher is not used
+    words = [f"{key}.checkpoint=null", f"{key}.recipe=null"]
+    if hub[1] == "timm":
+        return [*words, f"{key}.arch={hub[2]}", f"{key}.kwargs={{}}", f"{key}.pretrained=true"]
+    builder = f"{key}.builder"
+    return [*words, f"{builder}=HuggingFaceBuilder", f"{builder}.path={hub[1]}/{hub[2]}"]
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:

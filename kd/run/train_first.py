@@ -23,8 +23,9 @@ from kd.launch.cluster import is_rank_zero
 from kd.launch.processes import processes_asked_for
 from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
+from kd.models.build import AUTO
 from kd.models.hub import check_downloadable
-from kd.models.weights import about
+from kd.models.weights import about, file_holds
 from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import TRAIN, refuse_random_weights
@@ -267,15 +268,15 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The settings of teachers that their checkpoints replace, by whole key: where a file holds another architecture than
-    the settings name. Typed settings stay.
+    """The settings that the teachers' checkpoints replace, by whole key: where a file holds another architecture than the
+    settings name. A student that starts from such a teacher follows it (:func:`_following`). Typed settings stay.
 
     Args:
         config: all settings.
         overrides: words ``KEY=VALUE`` of the command line.
 
     Raises:
-        UserError: a typed architecture that the file does not hold; of a file of another library it stays.
+        UserError: a typed architecture that the file does not hold; of a file that timm has several names for it stays.
     """
     typed = {item.partition("=")[0] for item in overrides}
     replaced: dict[str, Any] = {}
@@ -292,6 +293,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
                 f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
                 f"another {key}.checkpoint"
             )
+        if said.by_tensors and file_holds(given["checkpoint"], arch, given["kwargs"]):
+            continue
         named = TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"])
         spec = completed(named, key)
         for name in ("arch", "img_size", "kwargs", "mean", "std"):
@@ -299,7 +302,41 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
             is_typed = any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
             if value is not None and not is_typed:
                 replaced[f"{key}.{name}"] = value
-    return replaced
+    following = _following(config, replaced, typed)
+    return {**replaced, **following}
+
+
+def _following(
+    config: Mapping[str, Any], replaced: Mapping[str, Any], typed: set[str]
+) -> dict[str, Any]:
+    """The settings, by whole key, of a student that starts from the teacher, where a file replaces the teacher for which
+    they were written: the architecture ``auto``, and of student and pictures the size, where it was the teacher's.
+
+    Args:
+        config: all settings.
+        replaced: those of teachers that their files replace.
+        typed: keys of the command line, which stay.
+    """
+    student = config["model"]["student"]
+    arch = replaced.get("model.teacher.arch")
+    if arch is None or not student["inherit"]:
+        return {}
+    following: dict[str, Any] = {}
+    is_written_out = any(student[name] for name in ("checkpoint", "pretrained", "builder"))
+    if not is_written_out and not typed & {"model.student.arch", "model.student.kwargs"}:
+        following |= {"model.student.arch": AUTO, "model.student.kwargs": {}}
+    size = replaced.get("model.teacher.img_size")
+    before = config["model"]["teacher"]["img_size"]
+    for key, now in (
+        ("data.img_size", config["data"]["img_size"]),
+        ("model.student.img_size", student["img_size"]),
+    ):
+        if size is not None and now == before and key not in typed:
+            following[key] = size
+    if is_rank_zero() and following:
+        words = ", ".join(f"{key}={value}" for key, value in following.items())
+        print(f"{words}: as its teacher is {arch}", flush=True)
+    return following
 
 
 # a teacher's own training: one process, whatever the run has

@@ -1,5 +1,7 @@
 """Short ways of writing settings."""
 
+from pathlib import Path
+
 import pytest
 
 from kd.data.sources import Manifest
@@ -24,6 +26,38 @@ def test_an_architecture_of_another_family_has_no_arguments_of_the_recipes() -> 
     word = "model.student.arch=resnet18"
     assert written_out([word], [recipe])[0] == ["model.student.kwargs={}", word]
     assert len(written_out(["model.student.arch=vit_small_patch16_224"], [recipe])[0]) == 1
+
+
+def test_a_teacher_by_its_name_on_the_hub_or_its_file(tmp_path: Path) -> None:
+    """The settings that load it, and a line that shows them; a plain name stays a mistake."""
+    none = ["model.teacher.checkpoint=null", "model.teacher.recipe=null"]
+    timm = "vit_small_patch14_dinov2.lvd142m"
+    vit = "model.teacher.builder.path=google/vit-base-patch16-224"
+    loads = {
+        str(tmp_path): [f"model.teacher.checkpoint={tmp_path}"],
+        "best.pth.tar": ["model.teacher.checkpoint=best.pth.tar"],
+        "google/vit-base-patch16-224": [*none, "model.teacher.builder=HuggingFaceBuilder", vit],
+        f"hf-hub:timm/{timm}": [
+            *none, f"model.teacher.arch={timm}", "model.teacher.kwargs={}", "model.teacher.pretrained=true"
+        ],
+    }  # fmt: skip
+    for place, words in loads.items():
+        typed = f"model.teacher={place}"
+        found, notes = written_out([typed], [])
+        assert found == words
+        assert notes == [f"{typed}: {' '.join(words)}"]
+    assert written_out([f"model.teachers.a={tmp_path}"], [])[0] == [
+        f"model.teachers.a.checkpoint={tmp_path}"
+    ]
+    for word in ("model.teacher=null", "model.teacher={arch: resnet18}"):
+        assert written_out([word], []) == ([word], [])
+    with pytest.raises(UserError, match="model.teacher: has settings of its own"):
+        written_out(["model.teacher=resnet18"], [])
+    request = translate(["recipe=distill", "model.teacher=google/vit-base-patch16-224"])
+    assert (
+        request.resolved()["model"]["teacher"]["builder"]["init_args"]["path"]
+        == vit.partition("=")[2]
+    )
 
 
 def test_several_labels_are_read_and_not_mixed() -> None:

@@ -13,6 +13,7 @@ from kd.data.sources.arrays import Column, Names
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.labels import check_known, doubts, left_out
+from kd.data.sources.manifest import words_that_read
 from kd.data.sources.places import (
     DISK,
     IMAGE_SUFFIXES,
@@ -135,9 +136,10 @@ class ImageFolder(Source):
         tables = [name for name in self.place.files(root) if name.lower().endswith(TABLES)]
         if tables:
             table = "train.csv" if "train.csv" in tables else min(tables)
+            folders = [folder, root, *(joined(root, name) for name in _visible(self.place, root))]
+            words = words_that_read(joined(root, table), folders)
             return UserError(
-                f"{self.key}: no class folders in {folder}, but tables in {root}: "
-                f"data.source={joined(root, table)} data.source.image_dir=FOLDER reads {table}"
+                f"{self.key}: no class folders in {folder}, but tables in {root}: {words} reads {table}"
             )
         return UserError(
             f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "

@@ -6,9 +6,9 @@ import os
 import posixpath
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,34 @@ DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 """Of tables, by the ending of their names; all other lists are JSON."""
 CHARACTERS = {"\\t": "\t", "tab": "\t", "blank": " "}
 """What settings call characters that are hard to type."""
+
+
+def words_that_read(table: str, folders: Sequence[str]) -> str:
+    """The words that read a table of pictures: its folder and its columns, as far as its first row says which they are.
+
+    Args:
+        table: path of a list of pictures.
+        folders: where its pictures may be.
+    """
+    delimiter = DELIMITERS.get(Path(table).suffix.lower())
+    rows: Iterator[list[str]] = iter(())
+    if delimiter and Path(table).is_file():
+        text = list_at(table, "data.source").decode("utf-8-sig", "replace")
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    header = next(rows, [])
+    cells = dict(zip(header, next(rows, []), strict=False))
+    words = [f"data.source={table}"]
+    for column, folder in product(header, folders):
+        cell = cells.get(column) or "."
+        if not any(Path(folder, cell + ending).is_file() for ending in ("", *IMAGE_SUFFIXES)):
+            continue
+        others = [name for name in header if name != column]
+        label = others[0] if len(others) == 1 else "NAME"
+        words.append(f"data.source.image_dir={folder}")
+        words += [f"data.source.path_column={column}"] if column != "path" else []
+        words += [f"data.source.label_column={label}"] if others and "label" not in others else []
+        return " ".join(words)
+    return " ".join([*words, "data.source.image_dir=FOLDER"])
 
 
 class Rows(NamedTuple):
@@ -334,6 +362,11 @@ class Manifest(Source):
         if split == "train":
             self.classes = in_order({*chain.from_iterable(labels)})
             self.note(*doubts(self.classes))
+            if self.several and max(map(len, labels), default=0) < 2:
+                self.note(
+                    "warning: no picture has two labels: data.source.label_separator=CHARACTER parts those of a cell, "
+                    "data.source.multi_label=false model.task=Classification takes one a picture"
+                )
         ids = {label: i for i, label in enumerate(self.classes)}
         names = map(printable, paths)
         check_known(zip(names, labels, strict=True), ids, f"data.source.{split}")

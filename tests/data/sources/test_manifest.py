@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from kd.data.sources.labels import in_order
-from kd.data.sources.manifest import Manifest
+from kd.data.sources.manifest import Manifest, words_that_read
 from kd.errors import UserError
 
 
@@ -51,3 +51,31 @@ def test_rows_of_a_picture_are_joined_where_one_has_a_part_of_the_labels(tmp_pat
     split = Manifest(str(tmp_path / "train.csv"), multi_label=True).load("train")
     assert split.targets == [[0, 1], [1]]
     assert split.paths == [str(tmp_path / name) for name in ("1.png", "2.png")]
+
+
+def test_a_table_beside_pictures_names_their_folder_and_the_columns(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    pictures = tmp_path / "images"
+    picture(pictures / "a1.png")
+    folders = [str(tmp_path), str(pictures)]
+    start = f"data.source={table} data.source.image_dir={pictures}"
+    found = {
+        "id,breed\na1,pug\n": f"{start} data.source.path_column=id data.source.label_column=breed",
+        "path,label\na1.png,pug\n": start,
+        "breed,image,year\npug,a1,2020\n": f"{start} data.source.path_column=image data.source.label_column=NAME",
+        "path,label\nb1.png,pug\n": f"data.source={table} data.source.image_dir=FOLDER",
+        "": f"data.source={table} data.source.image_dir=FOLDER",
+    }
+    for text, words in found.items():
+        table.write_text(text)
+        assert words_that_read(str(table), folders) == words
+
+
+def test_several_labels_of_which_no_cell_has_two_are_doubted(tmp_path: Path) -> None:
+    for name in "ab":
+        picture(tmp_path / f"{name}.png")
+    for cells, doubted in (("red|round", True), ("red;round", False)):
+        (tmp_path / "train.csv").write_text(f"path,label\na.png,{cells}\nb.png,red\n")
+        source = Manifest(str(tmp_path / "train.csv"), multi_label=True)
+        source.load("train")
+        assert any("no picture has two labels" in note for note in source.notes) is doubted

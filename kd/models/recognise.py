@@ -1,0 +1,192 @@
+"""Which of timm's models a file of weights holds, by the names and shapes of its tensors.
+
+``timm_tensors.json`` has a digest of names and shapes for each architecture of timm's; ``scripts/timm_tensors.py`` writes
+it. A model that it suggests is built on PyTorch's ``meta`` device, without memory, and compared with the file.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from kd.errors import UserError
+from kd.models.arguments import check_arguments, on_meta
+from kd.models.foreign import foreign_models
+
+FILE = Path(__file__).with_name("timm_tensors.json")
+"""Architectures by the :func:`digest` of their tensors; of several with one digest the usual one is first."""
+HEADS = re.compile(
+    r"(head|head_dist|aux_head|heads|heads_dist|classifier|classif|fc|last_linear)\."
+)
+"""Beginnings of the names of timm's classifiers, and of the layers beside them."""
+POSITIONS = "pos_embed"
+"""A ViT's tensor that depends on the size of its pictures."""
+LEAST = 12
+"""Tensors of a model; places of a file with fewer are not compared."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A model of timm's that has the tensors of a file."""
+
+    arch: str
+    """timm's name."""
+    img_size: tuple[int, int] | None
+    """Height and width of its input, by the positions that the file has; None: it has none."""
+    others: tuple[str, ...] = ()
+    """Further architectures whose tensors have these names and shapes."""
+
+
+def digest(tensors: Tensors) -> str:
+    """Ten hexadecimal digits for the names and shapes of a model's tensors.
+
+    Its classifier, positions and counters of BatchNorm do not count: they differ between files of one architecture.
+    """
+    lines = []
+    for name in _without_counters(tensors):
+        if name != POSITIONS and not HEADS.match(name):
+            lines.append(f"{name} {tuple(tensors[name].shape)}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:10]
+
+
+def recognise(tensors: Tensors) -> Recognised | None:
+    """The architecture of timm's whose tensors a file holds; None where it holds none, or two.
+
+    Args:
+        tensors: all of the file's, by dotted name, also on the ``meta`` device; the model's may be below a prefix.
+    """
+    digests = {digest(place): place for place in _places(tensors)}
+    known = digests.keys() & table().keys()
+    if len(known) != 1:
+        return None
+    of_model = known.pop()
+    place = digests[of_model]
+    positions = None
+    if POSITIONS in place:
+        positions = tuple(place[POSITIONS].shape)
+    return _nearest(of_model, frozenset(_without_counters(place)), positions)
+
+
+@cache
+def _nearest(
+    of_model: str, names: frozenset[str], positions: tuple[int, ...] | None
+) -> Recognised | None:
+    """The architecture of one digest that has a file's names and number of positions too, else the one that differs least;
+    None where timm's release has none.
+
+    Args:
+        of_model: a digest of the table.
+        names: of the file's tensors.
+        positions: shape of its positions, ``(1, L, D)``; None: it has none.
+    """
+    archs = table()[of_model]
+    fitting = []
+    for arch in archs:
+        model = meta_model(arch, {})
+        if model is None or digest(model.state_dict()) != of_model:  # of another release
+            continue
+        own = model.state_dict()
+        differences = len(names ^ {*_without_counters(own)})
+        if positions is not None:
+            differences += abs(own[POSITIONS].shape[1] - positions[1])
+        fitting.append((differences, arch, _size(model, positions)))
+        if differences == 0:
+            break
+    if not fitting:
+        return None
+    _, nearest, size = min(fitting, key=lambda one: one[0])
+    return Recognised(nearest, size, tuple(arch for arch in archs if arch != nearest))
+
+
+def holds(tensors: Tensors, arch: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a file has the tensors of this architecture with these arguments.
+
+    Args:
+        tensors: as of :func:`recognise`.
+        arch: timm's name; another one is in no file.
+        kwargs: arguments of ``timm.create_model``.
+    """
+    model = meta_model(arch, kwargs)
+    if model is None:
+        return False
+    wanted = digest(model.state_dict())
+    return any(digest(place) == wanted for place in _places(tensors))
+
+
+def meta_model(arch: str, kwargs: Mapping[str, Any]) -> nn.Module | None:
+    """A model of timm's on the ``meta`` device; None for an unknown name, or arguments that it can't be built with.
+
+    Args:
+        arch: timm's name.
+        kwargs: its arguments, which may come from a file: they are checked first.
+    """
+    if not timm.is_model(arch):
+        return None
+    try:
+        check_arguments(kwargs, "")
+        return on_meta(partial(timm.create_model, arch, **kwargs), arch)
+    except UserError:
+        return None
+
+
+@cache
+def table() -> dict[str, list[str]]:
+    """The content of :data:`FILE`."""
+    content: dict[str, list[str]] = json.loads(FILE.read_text("utf-8"))["digests"]
+    return content
+
+
+def _places(tensors: Tensors) -> Iterator[Tensors]:
+    """The tensors below each prefix that has enough of them, and a foreign ViT's, under the model's own names."""
+    below = Counter[str]()
+    for name in tensors:
+        parts = name.split(".")
+        for depth in range(len(parts)):
+            below["".join(f"{part}." for part in parts[:depth])] += 1
+    for prefix, count in below.items():
+        if count >= LEAST:
+            yield {
+                name.removeprefix(prefix): value
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+    on_no_device = {name: torch.empty_like(value, device="meta") for name, value in tensors.items()}
+    for _, state, _ in foreign_models(on_no_device):
+        yield state
+
+
+def _without_counters(names: Iterable[str]) -> Iterator[str]:
+    """Names without those of BatchNorm's counters."""
+    return (name for name in names if not name.endswith(".num_batches_tracked"))
+
+
+def _size(model: nn.Module, positions: tuple[int, ...] | None) -> tuple[int, int] | None:
+    """Height and width of a model's input: square, of so many patches as there are positions; None where that is unknown.
+
+    Args:
+        model: of timm's.
+        positions: their shape, ``(1, L, D)``, those of the class token and the like among them; None: there are none.
+    """
+    patches: Any = getattr(model, "patch_embed", None)
+    if positions is None or len(positions) != 3 or not hasattr(patches, "grid_size"):
+        return None
+    of_grid = math.prod(patches.grid_size)
+    of_others = model.get_parameter(POSITIONS).shape[1] - of_grid  # the class token's and the like
+    in_file = positions[1] - of_others
+    side = math.isqrt(max(in_file, 0))
+    if of_others < 0 or side == 0 or side * side != in_file:
+        return None
+    patch_height, patch_width = patches.patch_size
+    return side * patch_height, side * patch_width

@@ -1,0 +1,182 @@
+"""An architecture found by the names and shapes of a file's tensors, or by what a trainer has saved beside them."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models._hub import save_config_for_hf
+
+from kd.cli import train_main
+from kd.errors import UserError
+from kd.models import TeacherSpec, build_model
+from kd.models.recognise import FILE, recognise
+from kd.models.weights import About, about
+from kd.run.train_first import what_files_say
+from scripts.timm_tensors import missing
+from tests._helpers import ARCH, TINY, draw_folder, tiny_vit
+
+TEN = {
+    "vit_tiny_patch16_224": 64,
+    "vit_small_patch16_224": 64,
+    "vit_base_patch32_224": 64,
+    "swin_tiny_patch4_window7_224": None,
+    "convnext_atto": None,
+    "resnet18": None,
+    "efficientnet_b0": None,
+    "mobilenetv3_small_050": None,
+    "eva02_tiny_patch14_224": 56,
+    "vit_small_patch16_dinov3": None,
+}
+"""Architectures of ten families, each with the side of its input, None: its own."""
+
+
+def test_the_table_is_of_this_timm() -> None:
+    table = json.loads(FILE.read_text())
+    if table["timm"] != timm.__version__:
+        pytest.skip(f"the table is of timm {table['timm']}")
+    assert missing(step=97) == []
+    names = [name for names in table["digests"].values() for name in names]
+    assert len(names) == len(set(names)) == len(timm.list_models())
+    assert FILE.stat().st_size < 100_000
+
+
+def saved_in_three_ways(arch: str, side: int | None, folder: Path) -> list[Path]:
+    """A state dict, the checkpoint of timm's trainer, and timm's folder; their weights are zeros of a byte each."""
+    kwargs = {"img_size": side} if side else {}
+    with torch.device("meta"):
+        model = timm.create_model(arch, num_classes=4, **kwargs)
+    state = {}
+    for name, value in model.state_dict().items():
+        state[name] = torch.zeros(value.shape, dtype=torch.uint8)
+    torch.save(state, folder / "state.pth")
+    args = argparse.Namespace(model=arch, img_size=side, mean=None, model_kwargs={}, lr=0.1)
+    checkpoint = {"epoch": 3, "arch": arch, "args": args, "state_dict": state}
+    torch.save(checkpoint, folder / "model_best.pth.tar")
+    save_config_for_hf(model, str(folder / "config.json"), model_args=kwargs)
+    save_file(state, folder / "model.safetensors")
+    return [folder / "state.pth", folder / "model_best.pth.tar", folder]
+
+
+@pytest.mark.parametrize("arch", TEN)
+def test_ten_families_in_three_ways(arch: str, tmp_path: Path) -> None:
+    side = TEN[arch]
+    for place in saved_in_three_ways(arch, side, tmp_path):
+        said = about(str(place))
+        assert said.arch == arch, place
+        if side:
+            assert said.img_size == (side, side), place
+
+
+def test_a_model_below_a_prefix_beside_other_tensors() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=4).state_dict()
+        other = timm.create_model("resnet18").state_dict()
+    beside = {f"net.backbone.{name}": value for name, value in model.items()}
+    loose = {**beside, "scale": torch.zeros(1), "net.fc.weight": torch.zeros(4, 192)}
+    found = recognise(loose)
+    assert found is not None
+    assert (found.arch, found.img_size) == ("vit_tiny_patch16_224", (224, 224))
+    assert "deit_tiny_patch16_224" in found.others
+    assert recognise({**loose, **{f"b.{name}": value for name, value in other.items()}}) is None
+    assert recognise(tiny_vit().state_dict()) is None  # of no architecture by its name alone
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        argparse.Namespace(model="resnet18"),  # another model's
+        argparse.Namespace(model=["vit"], img_size="large"),
+        {"model": ARCH, "model_kwargs": {"depth": 10**9, "embed_dim": 10**9}},
+        {"model": ARCH, "model_kwargs": {"pretrained_cfg": {"url": "https://example.com"}}},
+        "vit",
+    ],
+)
+def test_what_does_not_describe_the_tensors_is_passed_over(args: object, tmp_path: Path) -> None:
+    file = tmp_path / "w.pth"
+    torch.save(
+        {"state_dict": tiny_vit().state_dict(), "arch": "visiontransformer", "args": args}, file
+    )
+    assert about(str(file)) == About()
+
+
+def test_arguments_of_a_trainer_are_taken(tmp_path: Path) -> None:
+    """They describe what no architecture's name alone does."""
+    file = tmp_path / "w.pth.tar"
+    args = argparse.Namespace(
+        model=ARCH, model_kwargs=TINY, input_size=[3, 32, 32], mean=[0.1, 0.2, 0.3], std=None
+    )
+    torch.save({"state_dict": tiny_vit().state_dict(), "args": args, "arch": ARCH}, file)
+    assert about(str(file)) == About(ARCH, TINY, (32, 32), [0.1, 0.2, 0.3])
+
+
+# -- settings and messages --------
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A state dict of a whole small model of timm's, trained at 32 px."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32)
+    torch.save(model.state_dict(), tmp_path / "teacher.pth")
+    return tmp_path / "teacher.pth"
+
+
+def test_a_named_architecture_stays_where_it_has_the_tensors(bare: Path) -> None:
+    named = [
+        {"arch": "deit_tiny_patch16_224", "kwargs": {}},
+        {"arch": "vit_small_patch16_224", "kwargs": {"embed_dim": 192, "num_heads": 3}},
+    ]
+    for settings in named:
+        teacher = {**settings, "checkpoint": str(bare), "builder": None}
+        model = {"teacher": teacher, "student": {"inherit": "auto"}}
+        assert what_files_say({"model": model}, []) == {}
+
+
+def test_a_typed_architecture_that_has_other_tensors_names_the_files(bare: Path) -> None:
+    spec = TeacherSpec("convnext_atto", checkpoint=str(bare))
+    with pytest.raises(
+        UserError,
+        match=r"; these are vit_tiny_patch16_224's: model.teacher.arch=vit_tiny_patch16_224$",
+    ):
+        build_model(spec, 4, "model.teacher", head=True)
+
+
+def test_two_words_are_enough(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's teacher, sizes and student give way to a file's."""
+    pictures = draw_folder(tmp_path / "pictures")
+    own = ["config=debug", "preflight=off", f"runs_dir={tmp_path / 'runs'}"]
+    words = [f"data.source.root={pictures}", f"model.teacher.checkpoint={bare}"]
+    assert train_main(["recipe=distill", *words, *own]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"model.teacher: vit_tiny_patch16_224 at 32 px, as the tensors in {bare} are named (those of "
+        "vit_tiny_patch16_384, deit_tiny_patch16_224 likewise: if it is one of these, model.teacher.arch=NAME)"
+    ) in said
+    assert (
+        "model.student.arch=auto, model.student.kwargs={}, data.img_size=32, model.student.img_size=32: "
+        "as its teacher is vit_tiny_patch16_224"
+    ) in said
+    summary = json.loads((tmp_path / "runs" / "distill" / "000" / "summary.json").read_text())
+    assert summary["student"]["start"] == "inherited"
+
+
+def test_two_words_for_a_family_that_gives_no_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = draw_folder(tmp_path / "pictures")
+    torch.manual_seed(0)
+    model = timm.create_model("test_efficientnet", num_classes=4)
+    torch.save({"module": model.state_dict()}, tmp_path / "teacher.pth")
+    own = ["config=debug", "preflight=off", f"runs_dir={tmp_path / 'runs'}"]
+    words = [f"data.source.root={pictures}", f"model.teacher.checkpoint={tmp_path / 'teacher.pth'}"]
+    assert train_main(["recipe=distill", *words, *own]) == 0
+    assert (
+        "model.student: resnet18, as no student can start from the layers of test_efficientnet; it starts from "
+        "random weights, as timm's can't be downloaded: that costs most of the accuracy"
+    ) in capsys.readouterr().out
