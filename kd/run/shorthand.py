@@ -55,10 +55,10 @@ def written_out(
             words += _source(word, source_path)
         elif key.endswith(".answers"):
             words += _answers(word)
-        elif re.fullmatch(TEACHER, key):
-            of_teacher = _teacher(word)
-            words += of_teacher
-            notes += [f"{word}: {' '.join(of_teacher)}"] if of_teacher != [word] else []
+        elif re.fullmatch(rf"{TEACHER}|model\.student", key):
+            of_model = _model(word)
+            words += of_model
+            notes += [f"{word}: {' '.join(of_model)}"] if of_model != [word] else []
         else:
             words.append(word)
     given = dict(word.split("=", 1) for word in words if "=" in word)
@@ -170,21 +170,24 @@ def _answers(word: str) -> list[str]:
     )
 
 
-def _teacher(word: str) -> list[str]:
-    """``model.teacher=PLACE`` as the settings that load it; any other word as it is.
+def _model(word: str) -> list[str]:
+    """``model.teacher=PLACE``, or a student's, as the settings that load it; any other word as it is.
 
     Args:
         word: ``key=value``: a file or folder of weights, ``timm/NAME`` (timm's pre-trained weights), or the name of a
             model of transformers on the hub, ``OWNER/NAME``; both may begin with ``hf-hub:``.
     """
     key, _, place = word.partition("=")
+    if place.startswith("{"):
+        return [word]
     hub = re.fullmatch(r"(?:hf[-_]hub:)?([\w-]+)/([\w.-]+)", place)
     if is_url(place) or place.endswith(FILES) or Path(place).exists():
         return [f"{key}.checkpoint={place}"]
     if hub is None:
         return [word]
-    # the recipe's own teacher is not used
-    words = [f"{key}.checkpoint=null", f"{key}.recipe=null"]
+    words = [f"{key}.checkpoint=null"]  # the recipe's own is not used
+    if key != "model.student":
+        words.append(f"{key}.recipe=null")
     if hub[1] == "timm":
         return [*words, f"{key}.arch={hub[2]}", f"{key}.kwargs={{}}", f"{key}.pretrained=true"]
     builder = f"{key}.builder"

@@ -41,10 +41,9 @@ def weights_file(path: Path, key: str) -> Path:
         if file.is_file():
             return file
     hint = ""
-    hub = re.fullmatch(r"(?:hf[-_]hub:)?timm/(\S+)", str(path))
-    if hub:
-        root = key.removesuffix(".checkpoint")
-        hint = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true"
+    is_name = re.fullmatch(r"(?:hf[-_]hub:)?[\w-]+/[\w.-]+", str(path))
+    if is_name and key.endswith(".checkpoint") and not Path(path.parts[0]).exists():
+        hint = f"; a model of the hub: {key.removesuffix('.checkpoint')}={path}"
     raise UserError(f"{key}: {candidates[0]} not found{hint}")
 
 

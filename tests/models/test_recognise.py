@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -12,9 +13,10 @@ from timm.models._hub import save_config_for_hf
 
 from kd.cli import train_main
 from kd.errors import UserError
-from kd.models import TeacherSpec, build_model
-from kd.models.recognise import FILE, recognise
+from kd.models import StudentSpec, TeacherSpec, build_model
+from kd.models.recognise import FILE, meta_model, recognise
 from kd.models.weights import About, about
+from kd.run import assemble
 from kd.run.train_first import what_files_say
 from scripts.timm_tensors import missing
 from tests._helpers import ARCH, TINY, draw_folder, tiny_vit
@@ -180,3 +182,26 @@ def test_two_words_for_a_family_that_gives_no_start(
         "model.student: resnet18, as no student can start from the layers of test_efficientnet; it starts from "
         "random weights, as timm's can't be downloaded: that costs most of the accuracy"
     ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student"),
+    [
+        ("test_efficientnet", "resnet18"),
+        ("swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"),
+        ("", "vit_tiny_patch16_224"),  # answers alone
+    ],
+)
+def test_a_student_unlike_its_teacher_takes_timms_weights_where_they_can_be_had(
+    teacher: str, student: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(assemble, "check_downloadable", lambda arch, key: asked.append(arch))
+    model = meta_model(teacher, {})
+    parent = SimpleNamespace(closed="" if model else "is stored answers", model=model, arch=teacher)
+    spec = assemble._unrelated_student(StudentSpec("auto", img_size=64), parent)
+    assert (spec.arch, spec.img_size, spec.pretrained, asked) == (student, 64, True, [student])
+    assert (
+        f"{student}, as no student can start from the layers of {teacher}"
+        in capsys.readouterr().out
+    )

@@ -49,7 +49,16 @@ def test_a_teacher_by_its_name_on_the_hub_or_its_file(tmp_path: Path) -> None:
     assert written_out([f"model.teachers.a={tmp_path}"], [])[0] == [
         f"model.teachers.a.checkpoint={tmp_path}"
     ]
-    for word in ("model.teacher=null", "model.teacher={arch: resnet18}"):
+    assert written_out([f"model.student=timm/{timm}"], [])[0] == [
+        "model.student.checkpoint=null",
+        f"model.student.arch={timm}",
+        "model.student.kwargs={}",
+        "model.student.pretrained=true",
+    ]
+    whole = (
+        f"model.teacher={{arch: resnet18, checkpoint: {'a' * 300}}}"  # no file's name is so long
+    )
+    for word in ("model.teacher=null", whole):
         assert written_out([word], []) == ([word], [])
     with pytest.raises(UserError, match="model.teacher: has settings of its own"):
         written_out(["model.teacher=resnet18"], [])
