@@ -12,6 +12,8 @@ import pytest
 
 import kd.cli
 from kd.cli import cache_main, pack_main, train_main
+from kd.config.trees import flatten
+from kd.run.request import translate
 from scripts.site.build import guides
 from tests._forks import ForkedRun
 from tests._helpers import CLASSES, ROOT, StopwatchHere, draw_folder, save_teacher
@@ -221,6 +223,31 @@ def test_the_settings_of_the_command_are_right(
     assert "\nrecipe: " in capsys.readouterr().out
 
 
+TRAINED = [
+    command for command in OURS
+    if "kd-train " in command and not re.search(r" --|resume=|config=debug", command)
+]  # fmt: skip
+LIMITS = re.compile(
+    r"data\.(batch_size|num_workers|source\.init_args\.\w+_per_class)|preflight|optim\.warmup_epochs|"
+    r"model\.student\.inherit_pictures|trainer\.(max_epochs|limit_\w+_batches|log_every_n_steps)"
+)
+"""What a trial changes: how many steps, pictures and epochs, and nothing of models, pictures and losses."""
+
+
+@pytest.mark.parametrize("command", TRAINED)
+def test_a_trial_is_one_of_what_was_typed(
+    command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``config=debug`` after each documented line: the commands above train many of them so."""
+    monkeypatch.chdir(filled["HOME"])
+    _, *items = shlex.split(with_places(command, filled))
+    whole = flatten(translate(items).resolved())
+    trial = flatten(translate([*items, "config=debug"]).resolved())
+    changed = [key for key in whole | trial if whole.get(key) != trial.get(key)]
+    assert "trainer.limit_train_batches" in changed
+    assert [key for key in changed if not LIMITS.fullmatch(key)] == []
+
+
 def with_places(command: str, filled: dict[str, str]) -> str:
     for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE"):
         command = re.sub(rf"\b{name}\b", filled[name], command)
@@ -246,12 +273,10 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
                 f"model.teacher.checkpoint={filled['TEACHER']}",
             ]
             assert train_main([f"recipe={recipe}", *given, *SMALL, *TINY_TEACHER]) == 0
-    if "runs/foundation_vit/" in command and not Path("runs/foundation_vit/000").exists():
-        assert (
-            train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
-        )
-    if "runs/detector_backbone/" in command and not Path("runs/detector_backbone/000").exists():
-        assert train_main(["recipe=detector_backbone", *SMALL]) == 0
+    for recipe in ("foundation_vit", "detector_backbone"):
+        if f"runs/{recipe}/" in command and not Path(f"runs/{recipe}/000").exists():
+            line = f"recipe={recipe} data.source.root={filled['DIR']}"
+            assert train_main([*line.split(), *SMALL, *small_models(line)]) == 0
     if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
         assert (
             pack_main(
@@ -279,16 +304,9 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     if "camvid_seg" in command:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
     if "recipe=foundation" in command or "recipe=detector" in command:
-        if "model.teachers.dino.checkpoint" not in command:
-            return SMALL
-        side = 64 if "recipe=detector" in command else 32  # a given teacher's sizes are the user's
-        return [*SMALL, f"model.teachers.dino.img_size={side}", *TINY_DINO]
-    if "recipe=finetune" in command:  # config=debug draws the pictures of this recipe
-        return [
-            *(item for item in SMALL if item != "config=debug"),
-            "data.img_size=32",
-            "trainer.max_epochs=1",
-        ]
+        return [*SMALL, *small_models(command)]
+    if "recipe=finetune" in command:
+        return [*SMALL, "data.img_size=32"]
     for table, loss in (("tags.csv", "BinaryKDLoss"), ("numbers.csv", "RegressionKDLoss")):
         if f"data.source={table}" in items:
             teacher = {"tags.csv": "TEACHER", "numbers.csv": "NUMBER"}[table]
@@ -306,10 +324,25 @@ TINY_SCENES = [
 TINY_SCENE_TEACHER = [
     "model.teacher.img_size=[28,42]", "model.teacher.kwargs={embed_dim: 64, depth: 4, num_heads: 1}",
 ]  # fmt: skip
-TINY_DINO = [
-    "model.teachers.dino.arch=vit_tiny_patch16_224",
-    "model.teachers.dino.kwargs={patch_size: 8, embed_dim: 32, depth: 2, num_heads: 2}",
-]
+TINY_VIT = "{patch_size: 8, embed_dim: 32, depth: 2, num_heads: 2}"
+
+
+def small_models(command: str) -> list[str]:
+    """Small pictures and models for a recipe without labels; a teacher's given weights stay."""
+    side = 64 if "recipe=detector" in command else 32
+    words = [f"data.img_size={side}", f"model.student.img_size={side}"]
+    if "recipe=detector" not in command:
+        words.append(f"model.student.kwargs={TINY_VIT}")
+    teachers = ["dino", "siglip"] if "recipe=foundation_many" in command else ["dino"]
+    for name in teachers:
+        key = f"model.teachers.{name}"
+        words += [f"{key}.arch=vit_tiny_patch16_224", f"{key}.kwargs={TINY_VIT}"]
+        words.append(f"{key}.img_size={side}")
+        if f"{key}.checkpoint" not in command:
+            words.append(f"{key}.pretrained=false")
+    return words
+
+
 TINY_FOOD = ["data.source.train_per_class=2", "data.source.val_per_class=1"]
 TINY_TEACHER = [
     "model.teacher.arch=vit_tiny_patch16_224", "model.teacher.img_size=32", "data.img_size=32",

@@ -5,7 +5,7 @@ word ``KEY=VALUE``; a *flag* takes no value (:data:`FLAGS`). ``rest`` holds all 
 """
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from kd.run import files, keys
 from kd.run.checks import check_read, check_warmup, notes_on_patches
 from kd.run.gate import check_foreign, vouched
 from kd.run.keys import declared
-from kd.run.paths import OTHER_NAMES, find, part_of, shipped
+from kd.run.paths import OTHER_NAMES, find, part_of
 from kd.run.resolve import (
     Value,
     Word,
@@ -131,11 +131,7 @@ class Request:
                 belongs, or names code that is not trusted.
         """
         typed = {item.partition("=")[0] for item in self.overrides}
-        contents = {}
-        for file in self._files():
-            content = files.read(file)
-            is_part = file.parent.parent == shipped("recipes")  # an overlay's, of one recipe
-            contents[file] = _left_open(content, typed) if is_part else content
+        contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             if not self._is_own(file):
@@ -225,30 +221,6 @@ class Request:
             paths.append(find("configs", overlay))
             paths += part_of(overlay, self.recipe or "")
         return paths
-
-
-def _left_open(tree: dict[Any, Any], typed: Container[str], key: str = "") -> dict[Any, Any]:
-    """What an overlay changes of one recipe, without the pictures and models that the command line names.
-
-    Args:
-        tree: of the overlay.
-        typed: keys of the command line.
-        key: where the tree is; "": at the top.
-    """
-    kept = {}
-    for name, value in tree.items():
-        path = f"{key}.{name}".lstrip(".")
-        own = [f"{path}.checkpoint"]
-        if path == "data.source":
-            own = [path, f"{path}.root"]
-        if any(word in typed for word in own):
-            continue
-        inner = value
-        if isinstance(value, dict):
-            inner = _left_open(value, typed, path)
-        if inner or not value:
-            kept[name] = inner
-    return kept
 
 
 def with_folders(value: Value) -> Value:

@@ -342,21 +342,6 @@ def test_a_probe_that_can_not_be(
         assert error.count("\n") == 1
 
 
-@pytest.mark.slow  # the guides' commands run two of them; this looks at what came out
-def test_the_recipes_run_without_data_or_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``config=debug`` has a part of its own for each of them."""
-    monkeypatch.chdir(tmp_path)
-    assert main("train", ["recipe=foundation_many", "config=debug", "trainer.accelerator=cpu"]) == 0
-    summary = json.loads((tmp_path / "runs/foundation_many/latest/summary.json").read_text())
-    assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {
-        "dino",
-        "siglip",
-    }
-    assert main("train", ["recipe=finetune", "config=debug", "trainer.accelerator=cpu"]) == 0
-
-
 # -- as everything else: several processes, killed runs, cached answers --------
 
 
@@ -511,9 +496,16 @@ def test_what_is_held_out_adds_up_in_full_precision() -> None:
     "arch", ["resnet10t", pytest.param("mobilevit_xxs", marks=pytest.mark.slow)]
 )
 def test_the_recipe_takes_students_of_any_kind(arch: str, tmp_path: Path) -> None:
+    pictures = draw_folder(tmp_path / "pictures", size=70)
+    teacher = "model.teachers.dino"
     items = [
         "recipe=foundation_vit",
         "config=debug",
+        f"data.source.root={pictures}",
+        f"{teacher}.arch={ARCH}",
+        f"{teacher}.pretrained=false",
+        f"{teacher}.img_size=32",
+        *(f"{teacher}.kwargs.{name}={value}" for name, value in TINY.items()),
         f"model.student.arch={arch}",
         "model.student.kwargs={}",
     ]

@@ -6,22 +6,17 @@ from functools import lru_cache, partial
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.folder import Note
-from kd.data.sources.foodtag import drawn_folder
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, pictures_below, place_of
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
-
-DRAWN = {"train": 5, "val": 2}
-"""Pictures of each kind of food that are drawn: to train on (a part is held out), and others that are not read."""
 
 
 class Pictures(Source):
     """A folder of pictures without labels, at any depth.
 
     Args:
-        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food, to
-            try things with.
+        root: the folder, or its URL (extra ``stream``).
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
@@ -30,27 +25,21 @@ class Pictures(Source):
     listed_early = True
     takes_folder = True
 
-    def __init__(
-        self, root: str | None, val: str | None = None, cache_gb: float | None = None
-    ) -> None:
+    def __init__(self, root: str, val: str | None = None, cache_gb: float | None = None) -> None:
         """Stores the folders; the arguments are the class's."""
         self.folders = {
-            "train": expanded(root) if root else root,
+            "train": expanded(root),
             "val": expanded(val) if val else val,
         }
         self.cache_bytes = cache_bytes_of(cache_gb)
-        self.listed_early = bool(root)  # drawing takes long
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
-        """The pictures of :func:`unlabelled_folder`; where no folder was given (``root=null``), food is drawn to train on.
-        ``classes`` stay empty.
+        """The pictures of :func:`unlabelled_folder`; ``classes`` stay empty.
 
         Raises:
             UserError: no folder was given for the split, or no pictures are in it.
         """
-        if self.folders["train"] is None:
-            self.folders["train"] = drawn_folder("train", DRAWN)
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(
@@ -60,12 +49,12 @@ class Pictures(Source):
         return unlabelled_folder(folder, self.note, key, self.cache_bytes, split)
 
     def has(self, split: str) -> bool:
-        """Whether a folder was given for the split; not for ``train`` before :meth:`load` has drawn one."""
+        """Whether a folder was given for the split."""
         return self.folders.get(split) is not None
 
     def describe(self) -> str:
         """What is read, in a line."""
-        return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
+        return f"pictures without labels below {self.folders['train']}"
 
 
 def unlabelled_folder(
