@@ -12,7 +12,7 @@ from torch import nn
 
 from kd.commands.eval import evaluated
 from kd.commands.size import sized
-from kd.commands.train import to_train
+from kd.commands.train import end_again, to_train
 from kd.errors import RunError, UserError
 from kd.fleet.sizing.plan import SizeOptions
 from kd.run.as_function import as_function
@@ -72,10 +72,10 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
         Stopped: a signal came while the recipe's teacher was trained first.
 
     >>> import kd, tempfile
-    >>> settings = {"config": ["debug", "no_teacher"], "runs_dir": tempfile.mkdtemp()}
+    >>> settings = {"config": "debug", "runs_dir": tempfile.mkdtemp()}
     >>> settings |= {"data.source.train_per_class": 2, "data.source.val_per_class": 2}
     >>> result = kd.train("foodtag_vit", settings)  # doctest: +ELLIPSIS
-    foodtag_vit: loading torch and pictures ...
+    foodtag_vit: ...
     data: ...
     >>> result.summary["status"], result.student().training
     ('done', False)
@@ -90,7 +90,7 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
         raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
     run = to_train(request)
     if run.finished:
-        print(run.finished.message)
+        end_again(run)
         return RunResult(run.finished.folder, run.finished.summary)
     status = fit(run)
     folder = run.folder.path

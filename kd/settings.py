@@ -908,6 +908,11 @@ class Settings(Checked):
     preflight: Literal["stop", "warn", "off", False] = "stop"
     """What a teacher near chance does; off does not measure it."""
 
+    labels_alone: bool = False
+    """Also trains the same student from the same start by labels alone, at two learning rates, and
+    says what the teacher added (twice as long again; resume=RUN labels_alone=true: afterwards).
+    """
+
     matmul_precision: Literal["highest", "high", "medium"] = "high"
     """How a GPU multiplies float32 matrices; highest is slower
     (torch.set_float32_matmul_precision).
@@ -948,11 +953,38 @@ class Settings(Checked):
                 f"has its own optim.lr), got {self.optim.name}"
             )
         self._check_losses()
+        if self.labels_alone:
+            self._check_labels_alone()
         mode, accumulated = self.model.student.compile, trainer.accumulate_grad_batches
         if mode in ("reduce-overhead", "max-autotune") and accumulated > 1:
             raise UserError(
                 f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
                 "CUDA graphs write a batch's gradients over those of the batch before"
+            )
+
+    def _check_labels_alone(self) -> None:
+        """Refuses a comparison with labels alone that can't be made.
+
+        Raises:
+            UserError: a student without a classifier, nothing that a teacher teaches, no validation, or several machines.
+        """
+        trainer: Any = self.trainer  # with Lightning's own settings
+        if not self.model.student.head:
+            raise UserError(
+                "labels_alone: a student without a classifier does not learn from labels"
+            )
+        if not self.model.distill_losses:
+            raise UserError(
+                "labels_alone: compares with a teacher's answers, and the run has no losses on them"
+            )
+        if trainer.limit_val_batches == 0:
+            raise UserError(
+                "labels_alone: compares on validation pictures, got trainer.limit_val_batches=0"
+            )
+        if (trainer.num_nodes or 1) > 1:
+            raise UserError(
+                f"labels_alone: trains on one machine, got trainer.num_nodes={trainer.num_nodes}; "
+                "kd-train resume=RUN labels_alone=true does it after the run"
             )
 
     def _check_losses(self) -> None:

@@ -22,6 +22,11 @@ ROOT = Path(__file__).parent.parent
 TINY = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 ARCH = "vit_tiny_patch16_224"
 CLASSES = ("apple", "bread", "cake", "dates")
+WITHOUT_TEACHER = [
+    "model.teacher=null", "model.student.inherit=false", "model.task_loss_weight=1", "model.distill_losses={}",
+    "model.taps={}",
+]  # fmt: skip
+"""Words by which a recipe trains its student from random weights by labels alone."""
 ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
 """Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
 

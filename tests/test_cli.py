@@ -35,14 +35,14 @@ def test_three_spellings_mean_the_same() -> None:
 def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
     line = [
         f"recipe={recipe}",
-        "config=no_teacher",
+        "config=debug",
         "model.task_loss_weight=0.25",
         "trainer.max_epochs=7",
     ]
     forward, backward = (flatten(Run.of(translate(x)).config) for x in (line, line[::-1]))
     assert forward == backward
-    assert forward["model.task_loss_weight"] == 0.25  # an override beats an overlay
-    assert forward["model.teacher"] is None  # an overlay beats the recipe
+    assert forward["trainer.max_epochs"] == 7  # an override beats an overlay
+    assert forward["data.batch_size"] == 16  # an overlay beats the recipe
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from kd.cli import eval_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
+from tests._helpers import WITHOUT_TEACHER
 
 TEACHER = "models/grocery81_vit_small_patch14_dinov2_112.safetensors"
 
@@ -104,7 +105,7 @@ def test_a_truncated_photograph_is_named(
     items = [
         "recipe=grocery_vit",
         "config=debug",
-        "config=no_teacher",
+        *WITHOUT_TEACHER,
         f"runs_dir={tmp_path / 'runs'}",
     ]
     assert train_main([*items, f"data.source.root={tmp_path / 'data'}", "data.batch_size=2"]) == 2

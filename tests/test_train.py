@@ -19,7 +19,7 @@ from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
 from tests._forks import as_program, run_ranks, start, start_ranks, status_of
-from tests._helpers import ACCELERATOR, ROOT, write_recipe
+from tests._helpers import ACCELERATOR, ROOT, WITHOUT_TEACHER, write_recipe
 from tests._runs import assert_good, assert_same, disturb, losses, run, run_folders, student_of
 
 MODEL = "student.model."  # the student's part of a checkpoint
@@ -318,7 +318,7 @@ def test_eval_of_another_folder_and_split(recipe: Path, pictures: Path, tmp_path
 
 
 def test_a_student_without_a_teacher(recipe: Path) -> None:
-    folder = run(recipe, "config=no_teacher", "trainer.max_epochs=1")
+    folder = run(recipe, *WITHOUT_TEACHER, "trainer.max_epochs=1")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["teacher"] is None
     assert set(summary["student"]["val"]) == {"acc1", "acc5"}

@@ -152,7 +152,7 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))])
-@pytest.mark.parametrize("overlay", [[], ["config=debug"], ["config=no_teacher"]])
+@pytest.mark.parametrize("overlay", [[], ["config=debug"]])
 def test_our_recipes_have_no_idle_setting(name: str, overlay: list[str]) -> None:
     check([f"recipe={name}", *overlay])
 

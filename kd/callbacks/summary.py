@@ -24,7 +24,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import size_of
-from kd.models import count_parameters
+from kd.models import ModelSpec, count_parameters
 from kd.models.sharding import own
 from kd.module.resumed_state import check_form, check_numbers
 from kd.processes import total
@@ -167,10 +167,11 @@ class Summary(Callback):
             write_explained(self.folder.path, self.content)
 
     def _student(self, student: Student) -> dict[str, Any]:
-        """The student's numbers: ``arch``, ``params``, ``lr`` (its peak), ``start``, and the metrics of its newest
-        validation (``val``), its best one and its start's.
+        """The student's numbers: ``arch``, ``name`` (for people), ``params``, ``lr`` (its peak), ``start``, and the metrics
+        of its newest validation (``val``), its best one and its start's.
         """
-        return _model(student.arch, student.model, rounded_metrics(self.best.newest)) | {
+        spec = student.spec or ModelSpec(student.arch)
+        return _model(spec, student.model, rounded_metrics(self.best.newest)) | {
             "best_val": rounded_metrics(self.best.best),
             "start_val": rounded_metrics(self.best.start),
             "lr": student.lr,
@@ -183,9 +184,10 @@ class Summary(Callback):
             return None
         whole = self.preflight.about_teacher(teacher)
         each = {
-            name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
+            name: _model(t.spec, t.model, self.preflight.members.get(name, {}))
             for name, t in teacher.members.items()
         }
+        whole["name"] = " + ".join(model["name"] for model in each.values())
         several = {}
         if len(each) > 1:
             several = {"members": each}
@@ -284,9 +286,10 @@ def _is_in_shards(optimizer: Optimizer) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
-def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
-    """A model's entry in the summary: its name, number of parameters, and validation metrics."""
-    return {"arch": arch, "params": count_parameters(model), "val": val}
+def _model(spec: ModelSpec, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
+    """A model's entry in the summary: its names, number of parameters, and validation metrics."""
+    names = {"arch": spec.arch, "name": spec.title}
+    return {**names, "params": count_parameters(model), "val": val}
 
 
 def _peak_memory_mb(device: torch.device) -> float:

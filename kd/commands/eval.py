@@ -33,8 +33,9 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   recipe=NAME        whose pictures a weights file is measured on, without a run beside it
   data.key=...       as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
-A certificate takes split=test where the data has one. Pictures that chose the student's epoch are refused
-(despite_choice=true). How often a run was measured on pictures is counted in RUN_FOLDER/looks.json.
+A certificate and a cascade take split=test where the data has one (DIR/test/<class>/*.jpg beside DIR/train). Pictures
+that chose the student's epoch are refused (despite_choice=true). How often a run was measured on pictures is counted in
+RUN_FOLDER/looks.json.
 
 Of a student without a classifier: the directions that its features use (RankMe) and, with data.probe.root=DIR, the
 accuracy of k nearest neighbours and of a ridge probe, its teachers beside it.

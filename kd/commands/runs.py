@@ -47,8 +47,6 @@ PAGES = ("report.html", "comparison.html")
 """Files that ``kd-report`` writes, also of runs that it only reads: they make no run younger."""
 TEXTS = ("run", "status", "metric", "limit", "delete")
 """Columns that are set to the left."""
-MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
-"""A run's row shows the first of these metrics that it has."""
 
 
 @checked_group
@@ -241,9 +239,9 @@ def _described(folder: Path) -> dict[str, Any]:
         folder: of a run, which may be training, or have ended without a summary.
 
     Returns:
-        ``run`` (RECIPE/NAME), ``folder``, ``status``, ``metric`` (the first of :data:`MAIN` that it has, else its first),
-        the value in it of the ``student`` (of several the first; the best, else the newest) and of the ``teacher``,
-        ``images_per_s`` and ``verdict`` (what limits it), each None where the summary lacks it; ``limit``, the verdict up
+        ``run`` (RECIPE/NAME), ``folder``, ``status``, ``metric`` (that by which its best epoch was chosen), the value in it
+        of the ``student`` (the best, else the newest) and of the ``teacher``, ``images_per_s`` and ``verdict`` (what limits
+        it), each None where the summary lacks it; ``limit``, the verdict up
         to its colon; ``changed`` (Unix time of its newest file but :data:`PAGES`), ``bytes`` of its files, and
         ``safe_to_delete``: it is a run of kd's without weights that no process trains, however new it is.
     """
@@ -267,7 +265,9 @@ def _described(folder: Path) -> dict[str, Any]:
     student = mapping_in(summary, "student")
     values = mapping_in(student, "best_val") or mapping_in(student, "val")
     values_of_teacher = mapping_in(mapping_in(summary, "teacher"), "val")
-    metric = next((name for name in MAIN if name in values), next(iter(values), ""))
+    metric = text_in(summary, "primary")
+    if metric not in values:
+        metric = next(iter(values), "")
     verdict = text_in(mapping_in(summary, "verdict"), "text")
     return {
         "run": f"{folder.parent.name}/{folder.name}",

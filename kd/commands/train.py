@@ -51,12 +51,13 @@ kd-train: trains a small, fast student from a big vision model.
 
 Often used keys:
   data.source=ImageFolder data.source.root=DIR      your own pictures: DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg
+                    (DIR/test/<class>/*.jpg: for certificates and cascades)
   model.teacher.arch, .checkpoint, .img_size, .pretrained    any timm model; safetensors, .pth or a run folder
   model.student.arch, .checkpoint, .img_size, .pretrained    likewise
   model.distill_losses.kd.temperature, .weight      model.task_loss_weight
   data.batch_size  data.num_workers  data.img_size  data.augment.mixup  optim.lr  optim.zero
   trainer.max_epochs  trainer.devices  trainer.precision  (all of Lightning's Trainer)
-  seed  name  runs_dir  resume
+  seed  name  runs_dir  resume  labels_alone
 
 Recipes:
 {recipes}  recipe=distill                another name of grocery_vit, the recipe for your own pictures and teacher
@@ -119,7 +120,8 @@ def run(request: Request) -> int:
     try:
         run = to_train(request)
         if run.finished:
-            return _say(run.finished.message)
+            end_again(run)
+            return 0
         from kd.run.fit import fit
     finally:
         gc.enable()
@@ -242,11 +244,21 @@ def _join_cluster(request: Request) -> Cluster | None:
     return cluster
 
 
-def _say(message: str) -> int:
-    """Prints a line in the first process alone; returns the exit status 0."""
-    if is_rank_zero():
-        print(message, flush=True)
-    return 0
+def end_again(run: Run) -> None:
+    """Reports, in the first process, a resumed run that has no step left, and compares it with labels alone where
+    ``labels_alone`` asks for it.
+
+    Raises:
+        UserError: as of :func:`kd.run.labels_alone.compare_with_labels_alone`.
+    """
+    assert run.finished is not None
+    if not is_rank_zero():
+        return
+    print(run.finished.message, flush=True)
+    if run.config["labels_alone"]:
+        from kd.run.labels_alone import compare_with_labels_alone
+
+        compare_with_labels_alone(run, run.finished.folder)
 
 
 def _as_lightning_cli(request: Request) -> None:

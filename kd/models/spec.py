@@ -12,6 +12,9 @@ from kd.config.kinds import checked_group
 from kd.models.own import Builder
 from kd.settings import ModelSettings, StudentSettings, TeacherSettings
 
+SIZES = {"embed_dim": "w", "dims": "w", "channels": "w", "depth": "d", "depths": "d", "layers": "d"}
+"""timm's arguments that say how wide and how deep a model is, each with its letter in a model's title."""
+
 
 @checked_group
 class ModelSpec(ModelSettings):
@@ -24,6 +27,23 @@ class ModelSpec(ModelSettings):
         """Takes timm's prefix off the architecture's name."""
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
+
+    @property
+    def title(self) -> str:
+        """The architecture for people; of a size of its own the family, width and depth.
+
+        >>> ModelSpec("vit_tiny_patch16_224", kwargs={"embed_dim": 128, "depth": 6}).title
+        'vit_tiny w128 d6'
+        """
+        sizes = []
+        for name, letter in SIZES.items():
+            if name in self.kwargs:
+                size = self.kwargs[name]
+                numbers = size if isinstance(size, list | tuple) else [size]
+                sizes.append(letter + "-".join(map(str, numbers)))
+        if not sizes:
+            return self.arch
+        return " ".join([self.arch.partition("_patch")[0], *sizes])
 
     def compile_in_place(self, model: nn.Module) -> None:
         """Compiles the model where ``compile`` is set; its parameters keep their names. Incomplete batches run

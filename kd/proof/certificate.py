@@ -228,6 +228,30 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
     return mean_gain(first, second, group)
 
 
+def gain_interval(
+    reference: Outcomes, candidate: Outcomes, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """The candidate's gain over the reference on the same pictures, and the ends of its two-sided interval, as shares: of
+    an error that of the reference's. Tango's interval of an accuracy, else the bootstrap's.
+
+    Args:
+        reference: what one model did.
+        candidate: what the other did.
+        confidence: of the interval, in 0..1.
+    """
+    pictures = len(reference.values)
+    if reference.measure == "accuracy":
+        counts = _counts(reference.values, candidate.values)
+        pair = PairedCounts(pictures, counts["only_reference"], counts["only_candidate"])
+        return pair.difference, *tango_interval(pair, confidence)
+    statistic = gain_of(reference, candidate, np.arange(pictures))
+    gain = float(statistic(np.ones((1, pictures)))[0])
+    one_sided = (1 + confidence) / 2
+    low = smallest_gain(statistic, pictures, one_sided)
+    high = -smallest_gain(lambda weights: -statistic(weights), pictures, one_sided)
+    return gain, low, high
+
+
 def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
     """Whether the models differ on a picture by more than rounding, bool ``(N,)``.
 

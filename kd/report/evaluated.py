@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kd.report.metric import difference, format_metric, short
+from kd.report.metric import counted, difference, format_metric, short
 from kd.report.ratio import ratio
 from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Picture, Table, sentences
 
@@ -69,6 +69,11 @@ def in_millions(parameters: float) -> str:
     ('0.16 M', '-')
     """
     return f"{parameters / 1e6:.2f} M" if parameters else "-"
+
+
+def model_name(model: Mapping[str, Any]) -> str:
+    """A model of ``summary.json`` for people; "" where its architecture is not known."""
+    return model.get("name") or model.get("arch") or ""
 
 
 def differences(
@@ -494,6 +499,44 @@ def disputed_parts(found: Mapping[str, Any], images: Sequence[str]) -> list[Part
     return parts
 
 
+def with_interval(points: float, low: float, high: float, unit: str = "points") -> str:
+    """A difference with its sign, and the ends of its interval.
+
+    >>> with_interval(6.12, 4.9, 7.31)
+    '+6.1 points (4.9 to 7.3)'
+    """
+    return f"{points:+.1f} {unit} ({low:.1f} to {high:.1f})"
+
+
+def labels_alone_table(found: Mapping[str, Any]) -> Table:
+    """What a teacher's answers have added, in words; the first line is the page's.
+
+    Args:
+        found: ``gain`` (:func:`kd.proof.certificate.gain_interval`), ``measure``, ``pictures``; ``metric`` of the students
+            by labels alone, by learning rate in ``rates``.
+    """
+    unit = "points"
+    if found["measure"] == "mean absolute error":
+        unit = "% less error"
+    elif found["measure"] != "accuracy":
+        unit = f"points of {found['measure']}"
+    points, low, high = (100 * share for share in found["gain"])
+    line = f"{with_interval(points, low, high, unit)} over labels alone"
+    if low <= 0 <= high:
+        line = f"{line}: not shown"
+    metric = found["metric"]
+    scores = [
+        f"{format_metric(metric, score)} at optim.lr={rate}"
+        for rate, score in found["rates"].items()
+    ]
+    how = (
+        f"by labels alone the same student, from the same start and for as many epochs, has {metric} "
+        f"{', '.join(scores)}; the better one is compared"
+    )
+    pictures = f"{counted(found['pictures'], 'validation picture')}, paired, 95 % interval"
+    return sentences("Did the teacher help?", [line, how, pictures])
+
+
 def gain_line(gain: Mapping[str, Any]) -> str:
     """One sentence: whether a distilled backbone pays, and by how much.
 
@@ -504,10 +547,9 @@ def gain_line(gain: Mapping[str, Any]) -> str:
     >>> gain_line({"over": "random", "points": 7.1, "low": 5.2, "high": 9.0})
     'it pays: +7.1 points (5.2 to 9.0) over a random start'
     """
-    points = gain["points"]
     low = gain["low"]
     high = gain["high"]
-    size = f"{points:+.1f} points ({low:.1f} to {high:.1f})"
+    size = with_interval(gain["points"], low, high)
     other = STARTS.get(gain["over"], gain["over"])
     if low > 0:
         return f"it pays: {size} over {other}"

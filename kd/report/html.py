@@ -4,13 +4,16 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from kd.report.charts import Section
 from kd.report.comparison import comparison, label
+from kd.report.learning import headline
 from kd.report.records import read_run
-from kd.report.rules import Explained
+from kd.report.rules import Explained, attempt
 from kd.report.sections import report, status
 from kd.report.tables import Part
 from kd.storage.shown import in_html
@@ -24,12 +27,12 @@ RELOAD_S = 10
 def write_report(explained: Explained, file: Path) -> Path:
     """Writes the page of one run to ``file``; returns it."""
     run = explained.run
-    title = f"{run.summary.get('recipe', 'run')} {run.folder.name}"
+    title = label(explained.facts)
     return write_page(file, title, report(explained), reloads=status(run) == "running")
 
 
 def write_explained(folder: Path, summary: dict[str, Any]) -> None:
-    """Adds verdict, findings and pictures a second to a run's summary; writes ``summary.json`` and ``report.html``.
+    """Adds headline, verdict, findings and images a second to a run's summary; writes ``summary.json`` and ``report.html``.
 
     Called at a run's end by the process of rank 0. Errors are printed on stderr and never raised: a report that can't
     be made must not fail the run.
@@ -42,6 +45,9 @@ def write_explained(folder: Path, summary: dict[str, Any]) -> None:
         explained = Explained(read_run(folder))
         summary["verdict"] = explained.verdict
         summary["findings"] = [asdict(finding) for finding in explained.findings]
+        first_sentence = attempt("headline", [], partial(headline, explained.facts))
+        if first_sentence is not None:
+            summary["headline"] = first_sentence["text"]
         images_per_s = explained.facts.images_per_s
         if images_per_s is not None:  # the page's number: pictures over the mean step
             summary["images_per_s"] = round(images_per_s, 1)
@@ -92,7 +98,8 @@ def page(content: dict[str, Any]) -> str:
         content: ``title``, ``sections`` and ``every``, the seconds between two reloads; None: it does not reload.
     """
     text = in_html(finite(content))
-    return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
+    title = escape(f"{content['title']} - kd")
+    return PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title).replace("{{DATA}}", text)
 
 
 def finite(value: object) -> object:

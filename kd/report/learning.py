@@ -1,16 +1,19 @@
 """What a run's page says of the student: what it has learnt, how large and how fast it is."""
 
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines
+from kd.report.evaluated import model_name, with_interval
 from kd.report.facts import Facts
 from kd.report.metric import (
     PROBE,
+    counted,
     format_metric,
     is_share,
     less_is_better,
 )
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
-from kd.report.tables import Chart, Part, Table
+from kd.report.tables import Chart, Part, Table, results_of
+from kd.storage.of_weights import LABELS_ALONE
 
 
 def learning(facts: Facts) -> list[Part | None]:
@@ -57,7 +60,8 @@ def headline(facts: Facts) -> Section | None:
     """The page's first sentence: what the student reaches, beside its teacher, and how small it is.
 
     Of a student that is worse, the share of the teacher's metric that it keeps, where the metric is a share; else both
-    values. None where nothing was validated.
+    values. Of classes the difference has its interval, and one that the pictures do not show is named so. Last what the
+    teacher's answers have added, where that was measured. None where nothing was validated.
     """
     run = facts.run
     metric = run.primary
@@ -73,11 +77,23 @@ def headline(facts: Facts) -> Section | None:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
     shown_of_teacher = format_metric(metric, of_teacher)
     better = score < of_teacher if less_is_better(metric) else score > of_teacher
-    if better:
-        text = f"{who} is better than its teacher: {metric} {shown} against {shown_of_teacher}"
+    gap = run.fidelity.get("gap") if metric == "acc1" else None
+    in_points = ""
+    if gap:
+        points, low, high = (100 * gap[end] for end in ("difference", "low", "high"))
+        count = counted(gap["pictures"], "picture")
+        in_points = f", {with_interval(points, low, high)} on {count}"
+    against = f"{metric} {shown} against {shown_of_teacher}{in_points}"
+    if gap and abs(gap["difference"]) * gap["pictures"] < 1.5:
+        text = f"{who} equals its teacher within one picture: {against}"
+    elif gap and gap["low"] <= 0 <= gap["high"]:
+        text = f"{who} can't be told from its teacher by these pictures: {against}"
+    elif better:
+        text = f"{who} is better than its teacher: {against}"
     elif is_share(metric):
         kept = ratio(score, of_teacher)
-        text = f"{who} keeps {kept:.1%} of its teacher's {metric} ({shown} of {shown_of_teacher})"
+        values = f"{shown} of {shown_of_teacher}{in_points}"
+        text = f"{who} keeps {kept:.1%} of its teacher's {metric} ({values})"
     else:
         text = f"{who} has {metric} {shown}, its teacher {shown_of_teacher}"
     small, large = run.student.get("params"), run.teacher.get("params")
@@ -85,6 +101,12 @@ def headline(facts: Facts) -> Section | None:
         times = ratio(small, large)
         part = f"{times:.1%} of" if small < large else f"{times:.1f} times"
         text += f" with {part} its parameters"
+    results = results_of(
+        run.folder, lambda _: None
+    )  # what is left out is named where results are shown
+    for part_of_result in results.get(LABELS_ALONE, [])[:1]:
+        if isinstance(part_of_result, Table):
+            text += f"; {part_of_result.rows[0][0]}"
     return {"kind": "headline", "text": text}
 
 
@@ -96,8 +118,7 @@ def _sizes(run: RunRecords) -> Table | None:
         params = model.get("params")
         if params:
             millions = params / 1e6
-            arch = model.get("arch", "")
-            rows.append([name, arch, f"{millions:.3g}"])
+            rows.append([name, model_name(model), f"{millions:.3g}"])
     if not rows:
         return None
     note = "" if run.latency else "kd-latency RUN measures milliseconds."

@@ -13,7 +13,7 @@ from kd.config.trees import flatten
 from kd.report import traces
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
 from kd.report.costs import input_costs, tier_table
-from kd.report.evaluated import fidelity_parts
+from kd.report.evaluated import fidelity_parts, model_name
 from kd.report.facts import Facts
 from kd.report.learning import headline, learning
 from kd.report.metric import counted, duration, format_metric
@@ -23,6 +23,7 @@ from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
 from kd.report.tables import Cell, Part, Table, results_of, sentences
+from kd.storage.of_weights import LABELS_ALONE
 
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 RUNNING_S = 600.0  # a run without a status whose newest step is younger still trains
@@ -58,10 +59,15 @@ NOT_MEASURED = (
     "(DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg)."
 )
 
+NOT_COMPARED = (
+    "Not compared with labels alone. kd-train resume=RUN labels_alone=true trains the same student from the same start "
+    "without the teacher's answers, and says what these have added."
+)
+
 
 def _results(run: RunRecords) -> list[Part]:
-    """What commands have measured of the student, in the order of their names; of a finished student without a classifier
-    how its worth is measured, where that was not done.
+    """What commands have measured of the student, in the order of their names; of a finished student what was not compared,
+    and how it is.
     """
     results = results_of(run.folder, run.notes.append)
     parts = [part for of_one in results.values() for part in of_one]
@@ -71,6 +77,13 @@ def _results(run: RunRecords) -> list[Part]:
     has_classifier = student.get("head", True)
     if "pays" not in results and ended_well and not has_classifier:
         parts.append(sentences("Does it pay?", [NOT_MEASURED]))
+    if (
+        LABELS_ALONE not in results
+        and ended_well
+        and has_classifier
+        and model.get("distill_losses")
+    ):
+        parts.append(sentences("Did the teacher help?", [NOT_COMPARED]))
     return parts
 
 
@@ -206,8 +219,8 @@ def status(run: RunRecords) -> str:
 
 
 def _about(metric: str, model: dict[str, Any]) -> str:
-    arch = model.get("arch")
-    return f"{metric}, {arch}" if arch else metric
+    name = model_name(model)
+    return f"{metric}, {name}" if name else metric
 
 
 def _progress(facts: Facts) -> list[Card]:

@@ -15,6 +15,7 @@ from kd.report.evaluated import (
     fidelity_parts,
     in_millions,
     lost_line,
+    model_name,
     models_table,
     paired,
     robust_table,
@@ -173,13 +174,16 @@ def _models(by_name: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping
 
 
 def without_common_folders(names: list[str]) -> list[str]:
-    """Names without the leading folders that all of them share; each keeps its last part."""
+    """Names without the leading folders that all of them share, and files of one name by their folders."""
     paths = [Path(name).parts for name in names]
     while all(len(path) > 1 for path in paths):
         first_folders = {path[0] for path in paths}
         if len(first_folders) > 1:
             break
         paths = [path[1:] for path in paths]
+    files = {path[-1] for path in paths}
+    if len(files) == 1 and len(paths) > 1 and Path(*files).suffix and min(map(len, paths)) > 1:
+        paths = [path[:-1] for path in paths]  # a file by its folder
     shorter = [Path(*path) for path in paths]
     return [str(path) for path in shorter]
 
@@ -215,7 +219,7 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     for name, model, values in models:
         figures = [format_metric(metric, values.get(metric)) for metric in shown]
         parameters = in_millions(model["params"])
-        rows.append([name, model["arch"], parameters, *figures])
+        rows.append([name, model_name(model), parameters, *figures])
     epochs = counted(summary["epochs"], "epoch")
     took = duration(summary["wall_s"])
     title = f"{summary['recipe']}: {epochs} in {took}"
@@ -223,13 +227,43 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     processes = counted(summary["world_size"], "process", "processes")
     print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")
+    if "headline" in summary:
+        print(on_terminal(summary["headline"]))
     print_diagnosis(summary.get("findings", []), summary.get("verdict"))
     if of_teacher:
         return
     exported = f"student.safetensors holds {held}"
     if not summary["steps"]:
         exported = "nothing was trained, no student is exported"
-    print(f"run folder: {folder} ({exported})", flush=True)
+    print(f"run folder: {folder} ({exported})")
+    for line in next_steps(summary, folder):
+        print(line)
+    sys.stdout.flush()
+
+
+def next_steps(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """The commands that make sense after a run, as lines with what each gives; [] where nothing was trained.
+
+    Args:
+        summary: of the run.
+        folder: of the run.
+    """
+    if not summary["steps"]:
+        return []
+    commands = {
+        f"kd-eval {folder} folder=DIR": "other pictures, in DIR/<class>",
+        f"kd-export {folder} to=onnx": "a file that runs without torch",
+    }
+    if "rankme" in summary["student"]["val"]:  # it has features and no classes
+        finetune = (
+            f"kd-train recipe=finetune data.source.root=DIR model.student.checkpoint={folder}"
+        )
+        commands = {
+            finetune: "the classes of labelled pictures, in DIR/<class>",
+            f"kd-eval {folder} pays=DIR": "whether the backbone pays, on labelled pictures",
+        }
+    commands[f"kd-report {folder} --open"] = "the page"
+    return ["next:", *(f"  {command}  # {what}" for command, what in commands.items())]
 
 
 def print_diagnosis(findings: list[dict[str, str]], verdict: dict[str, Any] | None) -> None:

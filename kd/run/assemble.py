@@ -117,7 +117,8 @@ def _check_parts(
     """Refuses settings that contradict each other before anything is built; a UserError that names the key."""
     if losses and not has_teacher:
         raise UserError(
-            f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
+            f"model.teacher: the distillation losses {', '.join(losses)} need one (model.distill_losses={{}}: by labels "
+            "alone)"
         )
     if not student.head and not losses:
         raise UserError(HEADLESS_WITHOUT_LOSSES)

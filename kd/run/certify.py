@@ -114,11 +114,21 @@ def check_pictures(splits: Splits, run: Path | None, options: EvalOptions) -> li
         what = f"({shared:,} of them) chose"
     if not options.despite_choice:
         raise UserError(
-            f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it; give split=test "
-            "(of lists: data.source.test=FILE) or folder=DIR with others, or despite_choice=true for a certificate that "
-            "says so"
+            f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it: "
+            f"{_how_to_get_others(splits)} folder=DIR (DIR/<class>/*.jpg; of lists data.source.test=FILE), or "
+            "despite_choice=true for a certificate that says so"
         )
     return [f"no guarantee for new pictures: these {what} the student's epoch, which favours it"]
+
+
+def _how_to_get_others(splits: Splits) -> str:
+    """What to type for pictures that did not choose the student, for a message."""
+    if usual_split(splits) == "test":
+        return "type split=test, or"
+    if splits.source.has("test"):  # it has validated
+        return "type"
+    root = getattr(splits.source, "root", None) or "DIR"
+    return f"put others into {root}/test/<class> and type the same again, or type"
 
 
 def _key(place: str) -> str:

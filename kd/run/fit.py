@@ -14,6 +14,7 @@ from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
+from kd.run.labels_alone import compare_with_labels_alone
 from kd.run.place import finished_before
 from kd.run.run import Run
 from kd.storage.checkpoints import LAST
@@ -32,6 +33,8 @@ def fit(run: Run) -> int:
     end_with_starter()
     try:
         status = _fit(run, run.place.checkpoint)
+        if status == 0 and run.trainer.is_global_zero and run.folder.path is not None:
+            compare_with_labels_alone(run, run.folder.path)
     finally:
         try:
             if run.folder.mirror is not None and not run.folder.mirror.close():

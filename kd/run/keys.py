@@ -16,15 +16,15 @@ FILLED = {"data.seed"}
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, or what its first semicolon ends, in one line."""
+    """The first sentence of a text, in one line."""
     line = " ".join(text.split())
     sentence = line
-    for end in re.finditer(r"(?<=[.;]) ", line):
+    for end in re.finditer(r"(?<=\.) ", line):
         part = line[: end.start()]
         if part.count("(") == part.count(")"):  # not inside brackets
             sentence = part
             break
-    return sentence[:1].upper() + sentence[1:].rstrip(";")
+    return sentence[:1].upper() + sentence[1:]
 
 
 @cache

@@ -471,7 +471,10 @@ def trained_teacher(
                 print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
             return final
         with part_of_the_start("training of the teacher"):
-            status = _run(_begin(items, part, name, limits), lock.fileno())
+            words = _begin(items, part, name, limits)
+            step = "the teacher's present step"
+            popen = {"pass_fds": (lock.fileno(),), "env": {TRAINS_TEACHER: "1"}}
+            status = run_to_end(words, step, popen)
         if status != 0:
             raise UserError(
                 f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
@@ -531,12 +534,13 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
     return [*items, f"runs_dir={part}"]
 
 
-def _run(items: list[str], lock: int) -> int:
-    """``kd-train`` in a process of its own, which holds ``lock`` too; a signal is handed on to it.
+def run_to_end(items: list[str], what: str, popen: Mapping[str, object]) -> int:
+    """``kd-train`` in a process of its own; a signal is handed on to it.
 
     Args:
         items: words of its command line.
-        lock: descriptor of the lock's file.
+        what: it does when a signal comes, for a message: "the teacher's present step".
+        popen: arguments of :func:`kd.launch.child.start_kd_train`.
 
     Returns:
         The exit status of the training, which no signal has ended.
@@ -550,12 +554,12 @@ def _run(items: list[str], lock: int) -> int:
         """The handler: the first signal lets the child save, a second Ctrl-C stops it at once."""
         again = number == signal.SIGINT and received
         if not received:
-            say_in_handler(stopping(number, "the teacher's present step"))
+            say_in_handler(stopping(number, what))
         received.append(number)
         # a second Ctrl-C stops it at once
         child.send_signal(signal.SIGINT if again else signal.SIGTERM)
 
-    child = start_kd_train(items, pass_fds=(lock,), env={TRAINS_TEACHER: "1"})
+    child = start_kd_train(items, **popen)
     with signals_kept(hand_on):
         status = child.wait()
     by_signal = {130: signal.SIGINT, 143: signal.SIGTERM}.get(status, -status)

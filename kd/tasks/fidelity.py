@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from kd.proof.paired import PairedCounts, tango_interval
+
 BINS = 15
 """Bins of confidence, equally wide, of the calibration."""
 KEPT = 12
@@ -306,9 +308,10 @@ class Fidelity:
         """The numbers as plain values, after the last batch: ``fidelity.json`` and ``eval_*.json`` hold them for the report.
 
         ``kind``, ``pictures``; with a teacher ``agreement`` in 0..1, ``outcomes`` (the share of each of :data:`OUTCOMES`
-        where the truth is known) and :attr:`kl`; by model ``ece`` in 0..1 and ``reliability`` (a row of mean confidence,
-        share right and count for each of the 15 bins that has any); ``score``, the name of a class's score, and
-        ``per_class`` (:meth:`_per_class`); the student's ``confusions`` (:meth:`_confusions`).
+        where the truth is known), :attr:`kl` and, of classes, ``gap`` (:meth:`_gap`); by model ``ece`` in 0..1 and
+        ``reliability`` (a row of mean confidence, share right and count for each of the 15 bins that has any); ``score``,
+        the name of a class's score, and ``per_class`` (:meth:`_per_class`); the student's ``confusions``
+        (:meth:`_confusions`).
 
         Args:
             classes: names by class id.
@@ -325,11 +328,23 @@ class Fidelity:
             result["outcomes"] = {}
             for outcome, count in zip(OUTCOMES, self.outcomes.tolist(), strict=True):
                 result["outcomes"][outcome] = count / total
+            if self.kind == "classification" and self.outcomes.sum():
+                result["gap"] = self._gap()
         result["ece"] = {model: ece(sums) for model, sums in self.bins.items()}
         result["reliability"] = {model: _curve(sums) for model, sums in self.bins.items()}
         result["per_class"] = self._per_class(classes)
         result["confusions"] = self._confusions(classes)
         return result
+
+    def _gap(self) -> dict[str, float]:
+        """The student's accuracy less the teacher's: ``difference``, and the ends ``low`` and ``high`` of its paired
+        interval of 95 %, as shares; ``pictures`` that it is of.
+        """
+        outcomes = dict(zip(OUTCOMES, map(int, self.outcomes.tolist()), strict=True))
+        count = sum(outcomes.values())
+        pair = PairedCounts(count, outcomes["only_teacher"], outcomes["only_student"])
+        low, high = tango_interval(pair, 0.95)
+        return {"pictures": count, "difference": pair.difference, "low": low, "high": high}
 
     def _per_class(self, classes: Sequence[str]) -> list[dict[str, Any]]:
         """Rows of the classes that occur, in their order.

@@ -9,7 +9,7 @@
     needs: {grocery: "folder of train/ and val/, a folder a class"}    # said by --give, stand as <grocery>
     metrics: {acc1: "val acc1 %"}       # of the student's validation; a column with % is in per cent
     shared: {recipe: grocery_vit, data.source.root: <grocery>}         # settings of all arms
-    arms: {with: {}, without: {config: no_teacher, model.teacher: null}}   # null leaves out the shared settings below
+    arms: {with: {}, without: {optim.name: adamw, model.teacher: null}}   # null leaves out the shared settings below
 
 ``<here>`` stands for this folder, ``<seed>`` for the seed, ``<run ARM>`` for the folder of that arm's run with the same
 seed, so an arm can begin where another ended. Seeds are outermost: drift of the machine meets all arms alike. A finished

@@ -575,7 +575,7 @@ def train(part: Part) -> None:
         "trainer": {"max_epochs": 2, "limit_val_batches": 0}}))  # fmt: skip
     cached = ["model.teacher.cache=on", "model.teacher.cache_views=1", "trainer.max_epochs=3"]
     runs = {"pixels": [*cached, "model.teacher.cache_pixels=true"], "live": [], "cached": cached,
-            "no-teacher": ["config=no_teacher"],
+            "no-teacher": ["model.teacher=null", "model.distill_losses={}"],
             "live-compiled": ["model.teacher.compile=true", "model.student.compile=true"],
             "engine-device": ["data.engine=device"],
             "overlap": ["model.teacher.overlap=true"], "copy-ahead": ["data.copy_ahead=true"],

@@ -33,7 +33,7 @@ Several teachers, `model.teachers.NAME`, each have the settings of `model.teache
 """
 GROUPS = {
     "The run": (
-        "recipe", "seed", "runs_dir", "name", "resume", "preflight", "matmul_precision",
+        "recipe", "seed", "runs_dir", "name", "resume", "preflight", "labels_alone", "matmul_precision",
         "rank_timeout_s",
     ),
     "The pictures": ("data",),

@@ -16,7 +16,15 @@ from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_che
 from kd.models.weights import _name_list, about, read_names
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
-from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
+from tests._helpers import (
+    ARCH,
+    CLASSES,
+    TINY,
+    WITHOUT_TEACHER,
+    save_teacher,
+    tiny_vit,
+    write_recipe,
+)
 from tests._runs import run
 
 PICTURES = torch.randint(
@@ -135,7 +143,7 @@ def test_a_student_of_other_classes_brings_its_backbone(
     )
     state = tiny_vit(depth=1, seed=3).state_dict()
     save_file(state, renamed, {"classes": json.dumps(["apple", "bread", "cake", "figs"])})
-    items = ["config=no_teacher", "trainer.max_epochs=1", "optim.lr=1e-12"]
+    items = [*WITHOUT_TEACHER, "trainer.max_epochs=1", "optim.lr=1e-12"]
     for file, why in (
         (five, "names 5 classes, the data has 4"),
         (renamed, "class 3 is 'figs' there, 'dates' in the data"),

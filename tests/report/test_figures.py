@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kd.proof.paired import PairedCounts, tango_interval
 from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
@@ -50,6 +51,38 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     run.summary["student"]["best_val"]["acc1"] = 0.9
     assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
     assert (status(run), label(Facts(run))) == ("done", "food/x")
+
+
+def test_a_small_learning_rate_is_drawn_as_it_is() -> None:
+    rows = [{"step": float(step), "train/lr": 3e-5 * (1 - step / 800)} for step in range(400)]
+    (chart,) = [one for one in metric_lines(RunRecords(Path("x"), metrics=rows)) if one]
+    (rates,) = chart.series.values()
+    assert len(rates) < 200
+    assert rates[0] == pytest.approx(3e-5, rel=0.01) and rates[-1] == pytest.approx(
+        1.5e-5, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("pictures", "only_teacher", "only_student", "score", "said"),
+    [
+        (77, 3, 2, 0.84, "equals its teacher within one picture: acc1 84.0% against 85.0%, -1.3 points ("),
+        (77, 6, 2, 0.80, "can't be told from its teacher by these pictures: acc1 80.0% against 85.0%, -5.2 points ("),
+        (900, 60, 8, 0.80, "keeps 94.1% of its teacher's acc1 (80.0% of 85.0%, -5.8 points (-7.7 to -4.1) on 900 pictures"),
+        (900, 8, 60, 0.90, "is better than its teacher: acc1 90.0% against 85.0%, +5.8 points (4.1 to 7.7) on 900 pictures"),
+    ],
+)  # fmt: skip
+def test_a_headline_claims_what_the_pictures_bear(
+    pictures: int, only_teacher: int, only_student: int, score: float, said: str, tmp_path: Path
+) -> None:
+    run = RunRecords(tmp_path)
+    run.summary = {"recipe": "food", "status": "done", "primary": "acc1", "teacher": {"val": {"acc1": 0.85}},
+                   "student": {"best_val": {"acc1": score}}}  # fmt: skip
+    pair = PairedCounts(pictures, only_teacher, only_student)
+    low, high = tango_interval(pair, 0.95)
+    gap = {"pictures": pictures, "difference": pair.difference, "low": low, "high": high}
+    run.fidelity = {"kind": "classification", "gap": gap}
+    assert f"The student {said}" in headline(Facts(run))["text"]
 
 
 @pytest.mark.parametrize(

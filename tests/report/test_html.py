@@ -133,6 +133,16 @@ def test_the_verdict_is_one_line_below_the_headline_and_folds_its_remedies(tmp_p
     assert not section(folder, "verdict")[0]["folded"]
 
 
+def test_a_page_has_the_name_of_its_run_and_prints_what_is_folded(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "food" / "007")
+    (tmp_path / "food" / "latest").symlink_to("007")
+    assert report_main([str(tmp_path / "food" / "latest")]) == 0
+    page = (folder / "report.html").read_text()
+    title = re.search("<title>(.*)</title>", page)
+    assert title is not None and re.fullmatch(r"\w+/007 - kd", title[1])
+    assert '"beforeprint"' in page and "@media print" in page
+
+
 def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     rows = [

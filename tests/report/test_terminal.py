@@ -1,10 +1,11 @@
 """What the terminal shows of models side by side."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kd.report.terminal import print_evaluations, without_common_folders
+from kd.report.terminal import next_steps, print_evaluations, without_common_folders
 
 
 def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
@@ -34,3 +35,27 @@ def test_r2_of_damaged_pictures_is_no_share(capsys: pytest.CaptureFixture[str]) 
 def test_short_of_terminal() -> None:
     assert without_common_folders(["runs/food/000", "runs/food/001"]) == ["000", "001"]
     assert without_common_folders(["a/best", "b/best"]) == ["a/best", "b/best"]
+    files = ["runs/a/student.safetensors", "runs/b/student.safetensors"]
+    assert without_common_folders(files) == ["a", "b"]
+    assert without_common_folders(files[:1]) == ["student.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("val", "commands"),
+    [
+        ({"acc1": 0.9}, ["kd-eval R folder=DIR", "kd-export R to=onnx", "kd-report R --open"]),
+        (
+            {"feature_loss": 0.1, "rankme": 9.0},
+            [
+                "kd-train recipe=finetune data.source.root=DIR model.student.checkpoint=R",
+                "kd-eval R pays=DIR",
+                "kd-report R --open",
+            ],
+        ),
+    ],
+)
+def test_a_run_names_what_makes_sense_next(val: dict[str, float], commands: list[str]) -> None:
+    head, *lines = next_steps({"steps": 5, "student": {"val": val}}, Path("R"))
+    assert head == "next:"
+    assert [line.split("  # ")[0].strip() for line in lines] == commands
+    assert next_steps({"steps": 0, "student": {"val": val}}, Path("R")) == []

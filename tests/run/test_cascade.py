@@ -142,6 +142,8 @@ def test_a_wrong_key_is_one_line(
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-eval")]
     assert len(err) == 1
     assert err[0].startswith(f"kd-eval: {text}")
+    others = "/test/<class> and type the same again, or type folder=DIR (DIR/<class>/*.jpg;"
+    assert (others in err[0]) == ("chose" in text)
     assert not (finished / "cascade.json").exists()
 
 

@@ -80,6 +80,9 @@ def test_pictures_that_chose_the_student_certify_nothing(
         err = capsys.readouterr().err
         assert err.startswith(f"kd-eval: {text}")
         assert err.count("\n") == 1
+        assert (
+            "so they can't certify it: type split=test, or folder=DIR (DIR/<class>/*.jpg;" in err
+        ) == ("chose" in text)
     assert sorted(with_test.rglob("*")) == before
     words = [str(with_test), "margin=1", "split=val", "despite_choice=true"]
     assert main("eval", words) == 0
@@ -94,7 +97,9 @@ def test_a_test_folder_that_serves_as_val_has_chosen_too(
     data = with_test.parent / "data"
     shutil.rmtree(data / "val")
     assert main("eval", [str(with_test), "margin=1", f"data.source.root={data}"]) == 2
-    assert "chose the best epoch" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "chose the best epoch" in err
+    assert "so they can't certify it: type folder=DIR (DIR/<class>/*.jpg;" in err
 
 
 def test_training_pictures_certify_nothing_where_some_of_them_were_held_out(

@@ -345,7 +345,7 @@ def test_what_no_later_run_needs_of_a_teachers_training_is_deleted(
     assert trained_teacher([], "00000000", "t", False, {}) == final
     assert sorted(path.name for path in final.iterdir()) == ["student.safetensors"]
     assert not (home / "t-00000000.part").exists()
-    monkeypatch.setattr(train_first, "_run", lambda *_: 1)
+    monkeypatch.setattr(train_first, "run_to_end", lambda *_: 1)
     with pytest.raises(UserError, match="training t failed"):
         trained_teacher([], "55555555", "t", False, {})
 

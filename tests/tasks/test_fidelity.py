@@ -61,6 +61,9 @@ def test_classes_against_the_definitions() -> None:
     assert found["ece"]["teacher"] == pytest.approx(expected_ece(q, truth), abs=1e-5)
     assert found["outcomes"]["only_teacher"] == pytest.approx(((t == truth) & (s != truth)).mean())
     assert sum(found["outcomes"].values()) == pytest.approx(1)
+    gap = found["gap"]
+    assert gap["difference"] == pytest.approx((s == truth).mean() - (t == truth).mean())
+    assert gap["low"] < gap["difference"] < gap["high"] and gap["pictures"] == len(truth)
     assert [row["name"] for row in found["per_class"]] == list("abcd")
     assert found["per_class"][1]["student"] == pytest.approx((s == 1)[truth == 1].mean())
     worst = found["confusions"][0]

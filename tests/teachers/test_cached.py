@@ -34,7 +34,7 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import Half
 from kd.teachers.answer_store import AnswerStore, Kind
 from tests._forks import run_ranks, start, status_of
-from tests._helpers import draw_folder, save_teacher, write_recipe
+from tests._helpers import WITHOUT_TEACHER, draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
@@ -449,7 +449,7 @@ def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["config=no_teacher"], "model.teacher: there is nothing to cache"),
+        (WITHOUT_TEACHER, "model.teacher: there is nothing to cache"),
         (["what"], "what is 'what'?"),
         (["data.batch_size=7", *MIX], "data.batch_size: must be even"),
     ],
@@ -461,7 +461,7 @@ def test_wrong_use_of_kd_cache(
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    taken = [] if "config=no_teacher" in items else cache
+    taken = [] if items is WITHOUT_TEACHER else cache
     assert cache_main([f"recipe={recipe}", *taken, *items]) == 2
     assert f"kd-cache: {message}" in capsys.readouterr().err
     assert cache_main(["--help"]) == 0

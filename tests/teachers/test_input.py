@@ -13,7 +13,7 @@ from kd.cli import train_main
 from kd.models import TeacherSpec, preprocess_for
 from kd.teachers import build_teacher
 from tests._good_teacher import recipe_of_a_good_teacher
-from tests._helpers import ARCH, CLASSES, TINY, tiny_vit
+from tests._helpers import ARCH, CLASSES, TINY, WITHOUT_TEACHER, tiny_vit
 
 MOMENTS = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]"}
 
@@ -166,7 +166,7 @@ def test_a_students_own_mean_beside_its_files_gets_a_line(
 ) -> None:
     items = [
         f"recipe={good}",
-        "config=no_teacher",
+        *WITHOUT_TEACHER,
         f"model.student.checkpoint={named}",
         f"model.student.kwargs={TINY}",
         "trainer.max_epochs=1",

@@ -44,6 +44,8 @@ class SplitFolders(NamedTuple):
 class ImageFolder(Source):
     """A folder with one subfolder a class: ``root/train/<class>/*.jpg`` and ``root/val/<class>/*.jpg``.
 
+    Pictures in ``root/test/<class>`` are left to ``kd-eval``: certificates and cascades are judged by them.
+
     Split folders may have other usual names (``Training``, ``seg_test``). Class ids come from the folders of the
     training split that have a picture, sorted by name; ``val`` may hold fewer classes, but none that ``train`` lacks.
     Without split folders, ``root/<class>/*.jpg`` is the training split, and a part of it is held out

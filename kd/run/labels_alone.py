@@ -1,0 +1,164 @@
+"""``labels_alone=true``: what a teacher's answers have added to a run's student.
+
+The same student is trained from the same start for as many epochs by labels alone, at two learning rates, in processes of
+their own below the run's folder. The better one of the two is compared with the run's student, picture by picture.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kd.errors import UserError
+from kd.launch.child import reason_in
+from kd.models.own import logits_of
+from kd.module.evaluation import look
+from kd.module.outcomes import PictureOutcomes
+from kd.progress import bar
+from kd.proof.certificate import Outcomes, gain_interval
+from kd.report.evaluated import labels_alone_table
+from kd.report.html import write_explained
+from kd.report.metric import less_is_better
+from kd.report.tables import write_parts
+from kd.report.terminal import print_parts
+from kd.run.open import open_run
+from kd.run.request import translate
+from kd.run.run import Run
+from kd.run.train_first import run_to_end
+from kd.settings import teachers_in
+from kd.storage.checkpoints import newest_whole
+from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import LABELS_ALONE
+from kd.storage.run_urls import folder_of_recipe
+from kd.storage.writing import appended, make_folder, remove
+
+RATES = (1.0, 1 / 3)
+"""Learning rates that are tried, as shares of the run's own."""
+BY_LABELS: dict[str, Any] = {
+    "labels_alone": False,
+    "preflight": "off",
+    "data.unlabeled": None,
+    "model.distill_losses": {},
+    "model.taps": {},
+    "model.teacher_of": {},
+    "model.task_loss_weight": 1.0,
+    "monitor.prometheus_port": None,
+}
+"""Settings of a training by labels alone; its teacher gives its start and no answers."""
+
+
+def compare_with_labels_alone(run: Run, folder: Path) -> None:
+    """Where the settings ask for it: trains by labels alone, prints what the teacher has added, and writes it for page and
+    card. What is trained already is taken; a training that was stopped resumes.
+
+    Args:
+        run: that has ended; its settings count.
+        folder: of the run, with its trained student.
+
+    Raises:
+        UserError: a training failed, or the folder has no student.
+        Stopped: by a signal; the training by labels alone has saved.
+    """
+    if not run.config["labels_alone"]:
+        return
+    summary = mapping_of(folder / "summary.json")
+    metric = summary["primary"]
+    print(
+        "labels alone: trains the same student from the same start, without its teacher's answers"
+    )
+    students: dict[float, Path] = {}
+    scores: dict[float, float] = {}
+    for share in RATES:
+        rate = share * run.config["optim"]["lr"]
+        students[rate] = _train(run, folder, share, summary["epochs"])
+        best = mapping_of(students[rate] / "summary.json")["student"]["best_val"]
+        scores[rate] = best[metric]
+    choose = min if less_is_better(metric) else max
+    rate = choose(scores, key=lambda tried: scores[tried])
+    alone = _outcomes(students[rate], run)
+    distilled = _outcomes(folder, run)
+    found = {
+        "measure": distilled.measure,
+        "pictures": len(distilled.values),
+        "metric": metric,
+        "rates": {f"{tried:.2g}": score for tried, score in scores.items()},
+        "gain": gain_interval(alone, distilled),
+    }
+    table = labels_alone_table(found)
+    write_parts(folder, LABELS_ALONE, [table])
+    print_parts([table])
+    if (folder / "records").is_dir():
+        write_explained(folder, summary)
+
+
+def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
+    """The folder of the student that is trained by labels alone at a share of the run's learning rate.
+
+    Args:
+        run: whose settings count.
+        folder: of the run.
+        share: of :data:`RATES`.
+        epochs: of the run.
+    """
+    changes = dict(BY_LABELS)
+    for name in ("lr", "lr_scratch"):
+        own_rate = run.config["optim"][name]
+        if own_rate is not None:
+            changes[f"optim.{name}"] = share * own_rate
+    for key in teachers_in(run.config["model"]):
+        changes[f"{key}.cache"] = "off"
+    home = folder / LABELS_ALONE / f"lr_{changes['optim.lr']:.2g}"
+    make_folder(home)
+    trained = folder_of_recipe(home, run.config["recipe"]) / "000"
+    done = mapping_of(trained / "summary.json")
+    if done.get("status") == "done" and done["epochs"] == epochs:
+        return trained
+    stopped = newest_whole(trained / "checkpoints")[0] is not None
+    if stopped and done.get("status") != "done":
+        words = [f"resume={trained}"]
+    else:
+        remove(home)
+        make_folder(home)
+        words = [str(folder / "config.yaml"), *_as_words(changes), f"runs_dir={home}"]
+    log = home / "log.txt"
+    print(f"labels alone: optim.lr={changes['optim.lr']:.2g} ... (log: {log})", flush=True)
+    with appended(log) as output:
+        streams = {"stdout": output, "stderr": output}
+        what = "the present step by labels alone"
+        status = run_to_end([*words, *run.trusted.words], what, streams)
+    if status != 0:
+        raise UserError(f"labels_alone: the training failed: {reason_in(log)}")
+    remove(trained / "checkpoints")
+    return trained
+
+
+def _as_words(changes: Mapping[str, Any]) -> list[str]:
+    """Settings as words ``KEY=VALUE`` of a command line."""
+    words = []
+    for key, value in changes.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"{key}={text}")
+    return words
+
+
+def _outcomes(folder: Path, run: Run) -> Outcomes:
+    """What the student of a run's folder makes of each validation picture, in this process alone: the others of the run may
+    have ended. ``run`` says what is trusted.
+    """
+    opened = open_run(str(folder), translate(run.trusted.words, ("--trust",)))
+    data = opened.load_data()
+    task = opened.task
+    task.build(len(opened.classes), data.source.ignore_index)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = opened.model.to(device).eval()
+    students = {"": lambda images: logits_of(model(opened.preprocess(images)))}
+    outcomes = PictureOutcomes(task.to(device))
+    for batch in bar(data.eval_dataloader("val"), label="evaluating", unit=" batches"):
+        seen = look(batch, task, None, students, device)
+        if seen is not None and seen.index is not None:
+            outcomes.update(seen.logits[""], None, seen.target, seen.index)
+    found = outcomes.of("student")
+    assert found is not None, "the settings refuse tasks whose pictures have no outcome"
+    return found

@@ -1,0 +1,126 @@
+"""``labels_alone=true``: the same student from the same start without its teacher's answers."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kd.cli import card_main, train_main
+from kd.proof.paired import PairedCounts, tango_interval
+from kd.report.evaluated import with_interval
+from kd.run.eval_options import EvalOptions
+from kd.run.measure import evaluate_models
+from kd.run.request import translate
+from kd.storage.elsewhere import mapping_of
+from tests._forks import ForkedRun
+from tests._helpers import draw_folder, save_teacher, write_recipe
+
+RATES = ("0.001", "0.00033")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a student that inherits its teacher's layers, with the comparison."""
+    home = tmp_path_factory.mktemp("labels_alone")
+    recipe = write_recipe(
+        home / "r.yaml",
+        draw_folder(home / "data"),
+        save_teacher(home / "t.safetensors"),
+        labels_alone=True,
+        model__student__inherit=True,
+        model__distill_losses={"f": {"class_path": "kd.losses.MSELoss"}, "kd": {"class_path": "kd.losses.KDLoss"}},
+        model__taps={"f": {"student": "maps", "teacher": "maps"}},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kd.run.train_first.start_kd_train", ForkedRun)
+        assert train_main([f"recipe={recipe}"]) == 0
+        yield home / "runs" / "tiny" / "000"
+
+
+def students(run: Path) -> list[Path]:
+    return [run / "labels_alone" / f"lr_{rate}" / "tiny" / "000" for rate in RATES]
+
+
+def first_line(run: Path) -> str:
+    (table,) = mapping_of(run / "tables" / "labels_alone.json")["parts"]
+    return table["rows"][0][0]
+
+
+def test_the_same_student_learns_from_labels_at_two_rates(compared: Path) -> None:
+    own = mapping_of(compared / "summary.json")
+    assert own["student"]["start"] == "inherited"
+    for folder, rate in zip(students(compared), RATES, strict=True):
+        summary = mapping_of(folder / "summary.json")
+        assert summary["student"]["start"] == "inherited"
+        assert summary["student"]["start_val"]["acc1"] == own["student"]["start_val"]["acc1"]
+        assert (summary["epochs"], summary["steps"]) == (own["epochs"], own["steps"])
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["optim"]["lr"] == pytest.approx(float(rate), rel=0.02)
+        assert config["model"]["distill_losses"] == config["model"]["taps"] == {}
+        assert config["model"]["task_loss_weight"] == 1
+        assert not (folder / "checkpoints").exists()
+
+
+def test_the_difference_is_that_of_the_better_one_by_picture(compared: Path) -> None:
+    scores = {}
+    for folder in students(compared):
+        scores[folder] = mapping_of(folder / "summary.json")["student"]["best_val"]["acc1"]
+    better = max(scores, key=lambda folder: scores[folder])
+    request = translate([str(better), str(compared)])
+    ((only_alone, only_distilled),) = evaluate_models(request, EvalOptions(split="val")).pairs
+    counts = PairedCounts(16, only_alone, only_distilled)
+    numbers = [100 * share for share in (counts.difference, *tango_interval(counts, 0.95))]
+    assert first_line(compared).startswith(f"{with_interval(*numbers)} over labels alone")
+
+
+def test_headline_page_and_card_have_it(compared: Path) -> None:
+    line = first_line(compared)
+    assert line in mapping_of(compared / "summary.json")["headline"]
+    page = (compared / "report.html").read_text()
+    assert page.count(line) >= 2 and "Not compared with labels alone" not in page
+    assert card_main([str(compared)]) == 0
+    (card,) = compared.glob("*.md")
+    assert "over labels alone" in card.read_text()
+
+
+def test_a_finished_run_is_compared_afterwards_and_nothing_is_trained_twice(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = first_line(compared)
+    (compared / "tables" / "labels_alone.json").unlink()
+    before = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
+    assert train_main([f"resume={compared}", "labels_alone=true"]) == 0
+    after = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
+    assert before == after
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("recipe=foundation_vit", "a student without a classifier does not learn from labels"),
+        ("recipe=foodtag_vit model.distill_losses={}", "and the run has no losses on them"),
+        ("recipe=foodtag_vit trainer.limit_val_batches=0", "on validation pictures, got trainer.limit_val"),
+        ("recipe=foodtag_vit trainer.num_nodes=2", "trains on one machine, got trainer.num_nodes=2"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_compared(
+    items: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([*shlex.split(items), "labels_alone=true", "--print_config"]) == 2
+    assert re.search(f"kd-train: labels_alone: .*{re.escape(message)}", capsys.readouterr().err)
+
+
+def test_a_page_says_what_was_not_compared(tmp_path: Path) -> None:
+    recipe = write_recipe(
+        tmp_path / "r.yaml",
+        draw_folder(tmp_path / "data", train=4, val=2),
+        save_teacher(tmp_path / "t.safetensors"),
+        trainer__max_epochs=1,
+    )
+    assert train_main([f"recipe={recipe}"]) == 0
+    page = (tmp_path / "runs" / "tiny" / "000" / "report.html").read_text()
+    assert "Not compared with labels alone. kd-train resume=RUN labels_alone=true" in page
