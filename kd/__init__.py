@@ -27,6 +27,8 @@ _PUBLIC = {
     "save_student": "kd.ship.export",
     "annotate": "kd.clock",
     "evaluate": "kd.api",
+    "export": "kd.api",
+    "predict": "kd.api",
     "read_run": "kd.report.records",
     "size": "kd.api",
     "train": "kd.api",

@@ -1,8 +1,8 @@
-"""Whole runs from Python: the same recipes, checks and messages as on the command line."""
+"""Whole runs from Python: the same recipes, words, checks and messages as on the command line (PYTHON.md)."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -11,10 +11,15 @@ import yaml
 from torch import nn
 
 from kd.commands.eval import evaluated
+from kd.commands.export import ExportOptions, exported
+from kd.commands.predict import PredictOptions, predictions, report_bad
 from kd.commands.size import sized
 from kd.commands.train import end_again, to_train
 from kd.errors import RunError, UserError
 from kd.fleet.sizing.plan import SizeOptions
+from kd.report.evaluated import exports_parts
+from kd.report.tables import Part, Table, html
+from kd.report.terminal import run_table
 from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit
@@ -22,23 +27,51 @@ from kd.run.options import take_options
 from kd.run.request import Request, translate
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
+from kd.ship.predict import columns
+
+
+class Figures(dict[str, Any]):
+    """Figures by name; a notebook shows them as the tables that the command prints.
+
+    Args:
+        content: the figures.
+        parts: the tables.
+    """
+
+    def __init__(self, content: Mapping[str, Any], parts: Sequence[Part]) -> None:
+        """Stores both; arguments as of the class."""
+        super().__init__(content)
+        self.parts = parts
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html(self.parts)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that has ended."""
+    """A run that has ended; a notebook shows its table."""
 
     folder: Path
     """Where its student, metrics and report are."""
     summary: dict[str, Any]
     """The content of ``summary.json``, which the first process writes: {} in the other processes of a run that trained."""
 
+    @property
+    def page(self) -> Path:
+        """Its ``report.html``: what held the run back, drawn."""
+        return self.folder / "report.html"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the models' table, as the command prints it."""
+        return html([run_table(self.summary)]) if self.summary else ""
+
     def student(self) -> nn.Module:
         """The student in eval mode, with the weights that ``student.safetensors`` holds (the best epoch's; the last ones of
         a run without validation), on the CPU.
 
-        It takes float pictures ``(N, 3, H, W)``, resized and normalised already:
-        ``kd.load_student(folder / "student.safetensors")`` also gives how, and the classes.
+        It takes float pictures ``(N, 3, H, W)``, resized and normalised already: ``kd.load_student(folder)`` also gives
+        how, and the classes.
 
         Raises:
             UserError: the run has not trained a step.
@@ -51,13 +84,16 @@ class RunResult:
 
 
 @as_function("train")
-def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) -> RunResult:
+def train(
+    recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None, **words: Any
+) -> RunResult:
     """Trains as ``kd-train`` does. The process is as before afterwards: folder, seeds, signals, environment.
 
     Args:
-        recipe: a recipe's name, or a YAML file; None to resume a run by its own settings (``resume`` in ``settings``).
+        recipe: a recipe's name, or a YAML file; None to resume a run by its own settings (``resume``).
         settings: values by key, such as ``{"trainer.max_epochs": 3}``; in text, ``${KEY}`` is another key's value.
             ``config`` takes an overlay or a list of them, ``resume`` a run folder.
+        words: likewise, of keys without a dot: ``seed=3``, ``resume=FOLDER``.
 
     Returns:
         The run. A resumed run that has no step left is returned as it was, and a line that says so is printed.
@@ -85,9 +121,9 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     Traceback (most recent call last):
     kd.errors.UserError: no key 'lr'; did you mean 'optim.lr'?
     """
-    request = _request(settings or {}, [] if recipe is None else [f"recipe={recipe}"])
+    request = _request(settings, words, [] if recipe is None else [f"recipe={recipe}"])
     if request.recipe is None and request.resume is None:
-        raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
+        raise UserError("recipe: must be given, or resume=RUN_FOLDER")
     run = to_train(request)
     if run.finished:
         end_again(run)
@@ -101,8 +137,8 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
 
 @as_function("eval")
 def evaluate(
-    run: str | Path | RunResult, settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    run: str | Path | RunResult, settings: Mapping[str, Any] | None = None, **words: Any
+) -> Figures:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
     Writes ``eval_<split>.json`` into the run's folder, as the command does (with ``folder`` ``eval_<folder's name>.json``,
@@ -111,8 +147,8 @@ def evaluate(
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
-        settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``, and all others that
-            ``kd-eval --help`` lists.
+        settings: values by key: ``data.*``, ``model.teacher.*``, and all others that ``kd-eval --help`` lists.
+        words: likewise, of keys without a dot: ``split="test"``, ``margin=1``.
 
     Returns:
         What was measured now, as that file has it: ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...,
@@ -125,17 +161,82 @@ def evaluate(
         UserError: no finished run, a key that an evaluation does not take, pictures that can't be measured on, or another
             thread runs one of these functions.
     """
-    quiet_libraries()
-    folder = run
-    if isinstance(run, RunResult):
-        folder = run.folder
-    request = replace(_request(settings or {}), rest=[str(folder)])
-    return evaluated(request).results[0]
+    evaluation = evaluated(_request(settings, words, run=run))
+    return Figures(evaluation.results[0], evaluation.shown)
+
+
+@as_function("export")
+def export(
+    run: str | Path | RunResult, to: str, settings: Mapping[str, Any] | None = None, **words: Any
+) -> Figures:
+    """Writes a run's student in another program's format as ``kd-export`` does, compared with the student in torch.
+
+    Args:
+        run: as of :func:`evaluate`.
+        to: the format: ``onnx``, ``openvino``, ...; ``kd-export --help`` lists them.
+        settings: values by key, of the data and of ``kd-export``.
+        words: likewise, of keys without a dot: ``int8=True``, ``out=FOLDER``.
+
+    Returns:
+        The record of ``export/export.json``: ``agreement`` in 0..1, ``size_mb``, ``student_ms``, ``export_ms``, ...; its
+        ``file`` is the path of the export.
+
+    Raises:
+        UserError: no finished run, a wrong key, or a package that is missing; or another thread runs one of these functions.
+        RunError: the export differs too much from the student, and is not kept.
+    """
+    request = _request(settings, {**words, "to": to}, run=run)
+    options = take_options(ExportOptions, request)
+    problem, comparison, _ = exported(request, options)
+    if problem:
+        raise RunError(f"not kept: {problem}")
+    folder = Path(request.rest[0])
+    written = {**comparison, "file": str(folder / comparison["file"])}
+    return Figures(written, exports_parts({options.name: comparison}))
+
+
+@as_function("predict")
+def predict(
+    run: str | Path | RunResult,
+    pictures: str | Path | Sequence[str | Path],
+    settings: Mapping[str, Any] | None = None,
+    **words: Any,
+) -> Figures:
+    """What a run's student says of pictures, as ``kd-predict`` does; nothing is written.
+
+    Args:
+        run: as of :func:`evaluate`.
+        pictures: a file, folder, pattern or list of pictures, or several.
+        settings: values by key, of the data and of ``kd-predict``.
+        words: likewise, of keys without a dot: ``top=3``, ``device="cpu"``.
+
+    Returns:
+        By file, in their order: ``labels`` (each ``{"label", "p"}``, the likeliest first), or ``numbers`` by name; of a
+        segmentation ``mask``, class ids ``(H, W)`` at the picture's own size; of a student without a classifier
+        ``features`` ``(D,)``. Pictures that can't be read are left out, with a line on stderr.
+
+    Raises:
+        UserError: no finished run, no pictures, or a wrong key; or another thread runs one of these functions.
+    """
+    names = [pictures] if isinstance(pictures, (str, Path)) else pictures
+    request = _request(settings, words, run=run)
+    request.rest += map(str, names)
+    options = take_options(PredictOptions, request)
+    if options.out is not None:
+        raise UserError("out: kd.predict returns the answers; kd-predict writes them")
+    predicted = predictions(request, options)
+    rows = predicted.rows(options.top)
+    report_bad(predicted.bad)
+    parts = []
+    if predicted.opened.kind not in ("segmentation", "features"):
+        cells = [columns({"file": file, **row}) for file, row in rows.items()]
+        parts = [Table("", [*cells[0]], [[*row.values()] for row in cells])] if cells else []
+    return Figures(rows, parts)
 
 
 @as_function("size")
 def size(
-    recipe: str | Path, settings: Mapping[str, Any] | None = None
+    recipe: str | Path, settings: Mapping[str, Any] | None = None, **words: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page
     likewise. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
@@ -143,6 +244,7 @@ def size(
     Args:
         recipe: a recipe's name, or a YAML file.
         settings: values by key, of the run and of ``kd-size`` (``latency_ms``, ``runtime``, ...).
+        words: likewise, of keys without a dot.
 
     Returns:
         All candidates, and the chosen one of them; None in its place where no candidate within the budget could be scored
@@ -158,7 +260,7 @@ def size(
             written); or another thread runs one of these functions.
         Stopped: a signal came while the recipe's teacher was trained first.
     """
-    request = _request(settings or {}, [f"recipe={recipe}"])
+    request = _request(settings, words, [f"recipe={recipe}"])
     sizes, _ = sized(request, take_options(SizeOptions, request))
     candidates = sizes["candidates"]
     for candidate in candidates:
@@ -167,25 +269,36 @@ def size(
     return candidates, None
 
 
-def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
+def _request(
+    settings: Mapping[str, Any] | None,
+    words: Mapping[str, Any],
+    first: Sequence[str] = (),
+    run: str | Path | RunResult | None = None,
+) -> Request:
     """Settings as the request of a command line: text and paths as words, all else as the values that they are.
 
     Text is read as on a command line (``"3"`` is a number); a value of another kind keeps its kind, as YAML writes it.
 
     Args:
         settings: values by key; ``config`` may be a list of overlays.
-        first: words before them (``recipe=NAME``).
+        words: likewise; count before ``settings``.
+        first: words of a command line before them (``recipe=NAME``).
+        run: the run that is named; None: none is.
     """
-    words = list(first)
-    for key, given in settings.items():
+    quiet_libraries()
+    line = list(first)
+    for key, given in {**(settings or {}), **words}.items():
         several = key == "config" and isinstance(given, (list, tuple))
         for value in given if several else [given]:
             text = _plain(value)
             if not isinstance(text, str):
                 text = yaml.safe_dump(text, default_flow_style=True, width=math.inf)
                 text = text.removesuffix("...\n").strip()
-            words.append(f"{key}={text}")
-    return translate(words)
+            line.append(f"{key}={text}")
+    request = translate(line)
+    if run is not None:
+        request.rest = [str(run.folder if isinstance(run, RunResult) else run)]
+    return request
 
 
 def _plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, by optimizer steps: linear warm-up, then a cosine or steps downwards."""
+"""Optimizer and learning-rate schedule, by optimizer steps: linear warm-up, then a cosine, steps downwards or the user's."""
 
 import math
 from bisect import bisect_right
@@ -34,7 +34,7 @@ class OptimSpec(OptimSettings):
 
     Raises:
         ValueError: a value out of range, a name that timm does not have, or ``adahessian``; begins with the field's name.
-        UserError: ``kwargs`` that the optimizer does not take; names the key.
+        UserError: ``kwargs`` that the optimizer does not take, or a schedule without the method ``factor``; names the key.
     """
 
     def __post_init__(self) -> None:
@@ -47,6 +47,11 @@ class OptimSpec(OptimSettings):
                 "name must not be that of an optimizer that needs second derivatives, got 'adahessian'"
             )
         _try_kwargs(self)
+        if not (isinstance(self.schedule, str) or hasattr(self.schedule, "factor")):
+            needs = "factor(progress), progress in 0..1 of the steps after the warm-up"
+            raise UserError(
+                f"optim.schedule: {type(self.schedule).__name__} needs the method {needs}"
+            )
 
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
@@ -83,7 +88,10 @@ class OptimSpec(OptimSettings):
 
     def settings(self) -> dict[str, Any]:
         """Its fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them."""
-        return asdict(self)
+        content = asdict(self)
+        if not isinstance(self.schedule, str):  # a checkpoint holds no objects of the user's own
+            content["schedule"] = type(self.schedule).__name__
+        return content
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
         """The optimizer over all trainable parameters of ``modules``, and its schedule, to step once an optimizer step.
@@ -571,16 +579,34 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
     Args:
         step: optimizer steps done.
-        warmup_steps: of the warm-up; in its last one the factor is 1.
-        total_steps: of the run; infinite: the factor stays 1 after the warm-up.
+        warmup_steps: as of :func:`warmup_then`.
+        total_steps: likewise.
         min_ratio: the factor at the run's end and after it, >= 0.
+    """
+
+    def factor(progress: float) -> float:
+        """The cosine."""
+        cosine = 1 + math.cos(math.pi * progress)  # 2 at the peak, 0 at the end
+        return min_ratio + (1 - min_ratio) * cosine / 2
+
+    return warmup_then(step, warmup_steps, total_steps, factor)
+
+
+def warmup_then(
+    step: int, warmup_steps: int, total_steps: float, factor: Callable[[float], float]
+) -> float:
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up to 1, then a function of the run's progress.
+
+    Args:
+        step: optimizer steps done.
+        warmup_steps: of the warm-up; in its last one the factor is 1.
+        total_steps: of the run; infinite: the progress stays 0.
+        factor: progress after the warm-up, in 0..1 -> factor of the learning rate.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     after_warmup = max(1, total_steps - warmup_steps)
-    progress = min(1.0, (step - warmup_steps) / after_warmup)
-    cosine = 1 + math.cos(math.pi * progress)  # 2 at the peak, 0 at the end
-    return min_ratio + (1 - min_ratio) * cosine / 2
+    return factor(min(1.0, (step - warmup_steps) / after_warmup))
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
@@ -618,12 +644,12 @@ def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: f
 def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
-    """The schedule of the learning rate, by optimizer steps: warm-up, then a cosine to the end of the run or, with
-    milestones, steps.
+    """The schedule of the learning rate, by optimizer steps: warm-up, then a cosine to the end of the run, with milestones
+    steps, or the user's own.
 
     Args:
         optimizer: from now on each group's rate is the one that it was made with, times the factor of the step.
-        spec: warm-up in epochs, milestones, the least rate.
+        spec: warm-up in epochs, milestones, the least rate, a schedule of the user's own.
         total_steps: optimizer steps of the run; infinite: its end is not known, and the rate stays at its peak in place of
             the cosine.
         steps_per_epoch: infinite for a loader without a length.
@@ -647,6 +673,9 @@ def build_schedule(
     if spec.milestones:
         milestones = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
         return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, milestones))
+    own: Any = spec.schedule
+    if not isinstance(own, str):
+        return LambdaLR(optimizer, lambda step: warmup_then(step, warmup, total_steps, own.factor))
     return LambdaLR(
         optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio)
     )

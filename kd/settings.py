@@ -20,6 +20,7 @@ from kd.config.kinds import (
     refused,
 )
 from kd.config.parts import class_of
+from kd.config.suggest import near
 from kd.errors import REFUSED_LOSSES, UserError
 
 LARGEST_SIDE = 4096
@@ -446,9 +447,10 @@ class OptimSettings(Checked):
     the steps.
     """
 
-    schedule: Literal["cosine", "steps"] = "cosine"
-    """After the warm-up a ``cosine`` to the run's end, or ``steps``: a tenth of the rate at each
-    milestone.
+    schedule: Literal["cosine", "steps"] | Annotated[Any, AnyClass("schedule")] = "cosine"
+    """After the warm-up a ``cosine`` to the run's end, ``steps``: a tenth of the rate at each
+    milestone, or a class of your own with the method ``factor(progress)``
+    (recipes/OWN_PARTS.md).
     """
 
     milestones: Annotated[list[float], Range("> 0")] | None = None
@@ -469,7 +471,15 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
-        """Milestones must ascend, and go with ``schedule=steps`` alone, which needs them."""
+        """Milestones must ascend, and go with ``schedule=steps`` alone, which needs them; another word is no schedule."""
+        words = ("cosine", "steps")
+        is_word = isinstance(self.schedule, str | int | float | None)
+        if is_word and self.schedule not in words:
+            problem = (
+                f"must be one of {', '.join(words)} or a class with the method factor(progress), "
+                f"got '{self.schedule}'{near(str(self.schedule), words)}"
+            )
+            raise refused("schedule", problem)
         if (self.schedule == "steps") != bool(self.milestones):
             problem = (
                 f"must go with schedule=steps alone, got {self.milestones} and {self.schedule}"

@@ -1,6 +1,7 @@
 """Whole runs from Python."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
         == json.loads((other / "summary.json").read_text())["student"]["val"]
     )
     own, theirs = (
-        kd.load_student(folder / "student.safetensors")[0] for folder in (result.folder, other)
+        kd.load_student(folder)[0] for folder in (result.folder, str(other / "student.safetensors"))
     )
     for mine, a, b in zip(
         result.student().parameters(), own.parameters(), theirs.parameters(), strict=True
@@ -91,7 +92,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
     found = kd.evaluate(result, {"split": "val"})
     assert main("eval", [str(other)]) == 0
     assert found["student"] == json.loads((other / "eval_val.json").read_text())["student"]
-    more = kd.train(None, {"resume": result.folder, "trainer.max_epochs": 3})
+    more = kd.train(resume=result.folder, settings={"trainer.max_epochs": 3})
     assert (more.folder.resolve(), more.summary["epochs"]) == (result.folder.resolve(), 3)
     (more.folder / "student.safetensors").unlink()
     with pytest.raises(UserError, match="student.safetensors not found"):
@@ -112,6 +113,41 @@ def test_a_mistake_has_the_command_lines_words(recipe: Path, settings: dict, mes
     with pytest.raises(UserError, match=message):
         kd.train(recipe, settings)
     assert not (recipe.parent / "runs").exists()
+
+
+def test_a_word_without_a_dot_is_an_argument(recipe: Path) -> None:
+    with pytest.raises(UserError, match=r"^no key 'epochs'; did you mean 'trainer\.max_epochs'\?$"):
+        kd.train(recipe, epochs=1)
+    with pytest.raises(UserError, match=r"^seed: must be a whole number"):
+        kd.train(recipe, {"seed": 1}, seed="many")
+
+
+def test_answers_and_an_export_from_python_are_the_commands(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = finished.parents[2] / "data" / "val"
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    capsys.readouterr()
+    answers = kd.predict(finished, [pictures, broken], top=2, device="cpu")
+    assert f"left out {broken}" in capsys.readouterr().err
+    out = tmp_path / "answers.json"
+    assert main("predict", [str(finished), str(pictures), "top=2", f"out={out}"]) == 0
+    assert [{"file": file, **row} for file, row in answers.items()] == json.loads(out.read_text())
+    first = next(iter(answers))
+    assert (
+        f"<td>{first}</td><td>{answers[first]['labels'][0]['label']}</td>" in answers._repr_html_()
+    )
+    with pytest.raises(UserError, match="^out: kd.predict returns the answers"):
+        kd.predict(finished, pictures, out=out)
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    export = kd.export(run, "torch_export")
+    assert Path(export["file"]).is_file() and export["agreement"] == 1.0
+    assert "<table>" in export._repr_html_()
+    with pytest.raises(UserError, match="^to: must be one of .* got 'onyx'; did you mean 'onnx'"):
+        kd.export(run, "onyx")
 
 
 def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +195,7 @@ def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_arrives_as_it_is(key: str, value: object, found: object) -> None:
-    request = _request({key: value}, ["recipe=grocery_vit", "preflight=off"])
+    request = _request({key: value}, {}, ["recipe=grocery_vit", "preflight=off"])
     here = Run.of(request).config
     for part in key.split("."):
         here = here[part]

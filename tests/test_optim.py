@@ -8,6 +8,7 @@ from kd.errors import UserError
 from kd.optim import (
     GivenOptim,
     OptimSpec,
+    Pace,
     as_optim,
     build_optimizer,
     scaled_to_batch,
@@ -104,4 +105,27 @@ def test_warmup_then_steps() -> None:
 def test_a_schedule_that_there_is_not_is_refused() -> None:
     """From Python too, where no reader of settings stands before it: it became a cosine."""
     with pytest.raises(ValueError, match="schedule must be one of .*, got 'linear'"):
-        OptimSpec(schedule="linear")  # type: ignore[arg-type]
+        OptimSpec(schedule="linear")
+
+
+class Halves:
+    """A schedule of the user's own: half of the rate in the second half of the run."""
+
+    def factor(self, progress: float) -> float:
+        return 1.0 if progress < 0.5 else 0.5
+
+
+def test_a_schedule_of_ones_own_follows_the_warm_up() -> None:
+    spec = OptimSpec(lr=1.0, warmup_epochs=1, schedule=Halves())
+    optimizer, schedule = spec.build([nn.Linear(2, 2)], Pace(10, 2))
+    rates = []
+    for _ in range(10):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+    assert spec.settings()["schedule"] == "Halves"
+    with pytest.raises(
+        UserError, match=r"optim\.schedule: object needs the method factor\(progress"
+    ):
+        OptimSpec(schedule=object())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import kd.cli
 from kd.cli import cache_main, pack_main, train_main
@@ -351,12 +352,25 @@ TINY_TEACHER = [
 ]  # fmt: skip
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("kd/PYTHON.md", 7)])
+def test_the_python_of_a_page_runs(
+    page: str,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """In its order: a block goes on with the names of those before."""
     monkeypatch.chdir(tmp_path)
     assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(blocks) >= 3
+    Image.new("RGB", (64, 64), "red").save("picture.jpg")
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+    assert len(blocks) == count
     for code in blocks:
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, page, "exec"), names)
+    if "figures" in names:
+        assert "did you mean 'trainer.max_epochs'?" in capsys.readouterr().out
+        for shown in (names["result"], names["figures"]):
+            assert "<td>student" in shown._repr_html_()
+        assert names["result"].page.is_file()

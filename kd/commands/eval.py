@@ -67,15 +67,14 @@ def run(request: Request) -> int | None:
         return None
     evaluation = evaluated(request)
     from kd.data.sources import said
-    from kd.report.terminal import print_evaluations
+    from kd.report.terminal import print_parts
 
-    results = evaluation.results
-    print_evaluations(results, evaluation.pairs, evaluation.parts)
+    print_parts(evaluation.shown)
     for note in evaluation.notes:
         print(note)
     if evaluation.files:
         files = ", ".join(str(file) for file in evaluation.files)
-        print(f"written to {files}{said(results[0].get('left_out', {}))}")
+        print(f"written to {files}{said(evaluation.results[0].get('left_out', {}))}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
@@ -76,12 +76,30 @@ def _formats_that(ability: str) -> str:
 
 
 def run(request: Request, options: ExportOptions) -> int:
-    """Exports a run's student and compares it with the student in torch; prints the comparison.
+    """Exports a run's student (:func:`exported`) and prints the comparison.
+
+    Returns:
+        The exit status: 1 where the export differs too much and is not kept.
+    """
+    problem, comparison, out = exported(request, options)
+    from kd.report.evaluated import exports_parts
+    from kd.report.terminal import print_parts
+
+    print_parts(exports_parts({options.name: comparison}))
+    if problem:
+        print(f"kd-export: not kept: {problem}", file=sys.stderr)
+        return 1
+    print(f"written to {out}")
+    return 0
+
+
+def exported(request: Request, options: ExportOptions) -> tuple[str, dict[str, Any], Path]:
+    """Exports a run's student and compares it with the student in torch.
 
     The comparison is written to ``export/export.json`` in the run, whether the export is kept or not.
 
     Returns:
-        The exit status: 1 where the export differs too much and is not kept.
+        Why the export is not kept ("": it is), the comparison, and the export's folder.
 
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
@@ -106,18 +124,10 @@ def run(request: Request, options: ExportOptions) -> int:
     _check_abilities(export_format, options)
     export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
     opened = open_run(str(folder), request)
-    from kd.report.evaluated import exports_parts
-    from kd.report.terminal import print_parts
     from kd.ship.export.gate import export
 
     certificate = None if claim is None else claim.wanted
-    problem, comparison = export(opened, options, export_format, out, remember_made, certificate)
-    print_parts(exports_parts({options.name: comparison}))
-    if problem:
-        print(f"kd-export: not kept: {problem}", file=sys.stderr)
-        return 1
-    print(f"written to {out}")
-    return 0
+    return *export(opened, options, export_format, out, remember_made, certificate), out
 
 
 def _check_pictures(request: Request, int8: bool) -> None:

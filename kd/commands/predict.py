@@ -1,10 +1,10 @@
 """``kd-predict``: a run's student on pictures. Heavy imports wait until there is something to predict."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
@@ -16,6 +16,9 @@ from kd.run.run import Run
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, run_at
 from kd.storage.shown import on_terminal
+
+if TYPE_CHECKING:
+    from kd.ship.predict import Predictions
 
 HELP = """\
 kd-predict: a run's student on pictures: labels, masks or features.
@@ -55,6 +58,38 @@ def run(request: Request, options: PredictOptions) -> int:
 
     Returns:
         The exit status, 1 where no picture could be read.
+    """
+    predicted = predictions(request, options)
+    from kd.ship.predict import write
+
+    files, bad = predicted.files, predicted.bad
+    first = next(predicted.answers, None)  # nothing is written before there is an answer
+    where = None
+    if first:
+        answers = chain([first], predicted.answers)
+        where = write(predicted.opened, answers, files, options.top, options.out)
+    report_bad(bad)
+    text = f"{len(files) - len(bad)} pictures"
+    if bad:
+        text += f", {len(bad)} left out"
+    if where:
+        print(f"{text}: written to {where}")
+    else:  # the answers themselves are on the standard output
+        print(text, file=sys.stderr)
+    if len(bad) < len(files):
+        return 0
+    return 1
+
+
+def report_bad(bad: Mapping[str, str]) -> None:
+    """Lists pictures that can't be read, each with the reason, on stderr."""
+    for name, problem in bad.items():
+        line = on_terminal(f"kd-predict: left out {name}: {problem}")
+        print(line, file=sys.stderr)
+
+
+def predictions(request: Request, options: PredictOptions) -> "Predictions":
+    """What a run's student says of pictures, while it is read; nothing is written or printed.
 
     Raises:
         UserError: no finished run, no pictures, or a wrong key.
@@ -70,30 +105,12 @@ def run(request: Request, options: PredictOptions) -> int:
     known_answers = answers_of(folder / "student.safetensors")
     if known_answers is not None:
         check_out(known_answers, options.out)
-    from kd.ship.predict import choose_device, predict, write
+    from kd.ship.predict import Predictions
 
     opened = open_run(request.rest[0], request)
     if known_answers is None:
         check_out(opened.kind, options.out)
-    bad: dict[str, str] = {}
-    answers = predict(opened, files, choose_device(options.device), bad)
-    first = next(answers, None)  # nothing is written before there is an answer
-    where = None
-    if first:
-        where = write(opened, chain([first], answers), files, options.top, options.out)
-    for name, problem in bad.items():
-        line = on_terminal(f"kd-predict: left out {name}: {problem}")
-        print(line, file=sys.stderr)
-    text = f"{len(files) - len(bad)} pictures"
-    if bad:
-        text += f", {len(bad)} left out"
-    if where:
-        print(f"{text}: written to {where}")
-    else:  # the answers themselves are on the standard output
-        print(text, file=sys.stderr)
-    if len(bad) < len(files):
-        return 0
-    return 1
+    return Predictions.of(opened, files, options.device)
 
 
 def _check_both(words: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ CONFIG = ConfigDict(
 )  # fmt: skip
 """Of all groups: a number may be text (a folder called 7), NaN and infinity are no numbers; the text under a field is its
 description."""
-TAKE_WORDS = ("strategy", "profiler", "plugin", "logger")
+TAKE_WORDS = ("strategy", "profiler", "plugin", "logger", "schedule")
 """Kinds of classes whose settings also take Lightning's words (ddp, simple, gpu), or a truth value."""
 TYPES: dict[object, str] = {
     int: "a whole number",

@@ -158,6 +158,24 @@ def markdown(parts: Sequence[Part], level: str = "###") -> str:
     return "\n\n".join(texts)
 
 
+def html(parts: Sequence[Part]) -> str:
+    """Tables for a notebook, their names and texts escaped; charts and pictures are left out."""
+    texts = []
+    for part in parts:
+        if not isinstance(part, Table) or not part.rows:
+            continue
+        rows = []
+        if len(part.columns) > 1:
+            rows.append("".join(f"<th>{escape(name)}</th>" for name in part.columns))
+        for row in part.rows:
+            rows.append("".join(f"<td>{escape(text_of_cell(cell))}</td>" for cell in row))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        texts.append(f"<table><caption>{escape(part.title)}</caption>{body}</table>")
+        if part.note:
+            texts.append(f"<p>{escape(part.note)}</p>")
+    return "".join(texts)
+
+
 def _markdown_rows(table: Table) -> str:
     """A table in Markdown; of one column a list."""
     width = len(table.columns)

@@ -109,10 +109,10 @@ def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 
 # -- kd-eval -----------------------------------------------------------------------------------------------------------
-def print_evaluations(
+def evaluation_parts(
     results: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[int, int]], parts: Sequence[Part]
-) -> None:
-    """Prints the metrics of all models and of each teacher once, and what else was measured of them.
+) -> list[Part]:
+    """The metrics of all models and of each teacher once, and what else was measured of them.
 
     Args:
         results: of ``kd-eval``, one a model.
@@ -123,32 +123,30 @@ def print_evaluations(
     first = results[0]
     names = without_common_folders([result["run"] for result in results])
     by_name = dict(zip(names, results, strict=True))
+    shown: list[Part] = []
     if "student" in first:
         first_name, *other_names = names
         others = {name: by_name[name] for name in other_names}
-        print_parts([models_table(first, _models(by_name), differences(first, first_name, others))])
+        shown.append(models_table(first, _models(by_name), differences(first, first_name, others)))
         lines = [
             paired(first_name, name, pair, first["pictures"])
             for name, pair in zip(other_names, pairs, strict=False)
         ]
-        print_parts([sentences("", lines)])
+        shown.append(sentences("", lines))
     if "rankme" in first.get("student", {}) and "probe" not in first:
-        print(
-            "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
-        )
+        hint = "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
+        shown.append(sentences("", [hint]))
     for name, result in by_name.items():
         whose = f"{name}: " if len(results) > 1 else ""
         if "fidelity" in result:
-            numbers = fidelity_parts({**result["fidelity"], "per_class": [], "confusions": []})
-            print_parts(numbers)
-            print_parts(
-                [sentences("", [whose + line for line in [lost_line(result["fidelity"])] if line])]
-            )
+            shown += fidelity_parts({**result["fidelity"], "per_class": [], "confusions": []})
+            lost = lost_line(result["fidelity"])
+            shown.append(sentences("", [whose + lost] if lost else []))
         if "certificate" in result:
-            print_parts([certificate_table(result["certificate"], name)])
+            shown.append(certificate_table(result["certificate"], name))
         if "robust" in result:
-            print_parts([robust_table(result, whose)])
-    print_parts(parts)
+            shown.append(robust_table(result, whose))
+    return [*shown, *parts]
 
 
 def _models(by_name: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, float]]]:
@@ -189,14 +187,8 @@ def without_common_folders(names: list[str]) -> list[str]:
 
 
 # -- a run's end -------------------------------------------------------------------------------------------------------
-def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = False) -> None:
-    """Prints a table of ``summary.json``, its findings, and where the run is.
-
-    Args:
-        summary: of the run.
-        folder: of the run.
-        of_teacher: it has trained the teacher of another run, which names its place.
-    """
+def run_table(summary: Mapping[str, Any], of_teacher: bool = False) -> Table:
+    """The models of a run, as its ``summary.json`` has them; ``of_teacher``: it has trained the teacher of another run."""
     student = summary["student"]
     teacher = summary["teacher"]
     best = student["best_val"]
@@ -205,25 +197,35 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     if teacher:
         models.append(("teacher", teacher, teacher["val"]))
     models.append((f"{trained}, last epoch", student, student["val"]))
-    held = "the last epoch"
     if best:
         which = "the start (the best)"
-        held = "the start: no epoch was as good"
         if best["epoch"]:
             which = f"best epoch ({best['epoch']})"
-            held = "the best epoch"
         models.append((f"{trained}, {which}", student, best))
     shown = [name for name in student["val"] if in_tables(name)]
     names = [name if name in ("agreement", "kl") else f"val {name}" for name in shown]
     rows = []
     for name, model, values in models:
         figures = [format_metric(metric, values.get(metric)) for metric in shown]
-        parameters = in_millions(model["params"])
-        rows.append([name, model_name(model), parameters, *figures])
+        rows.append([name, model_name(model), in_millions(model["params"]), *figures])
     epochs = counted(summary["epochs"], "epoch")
-    took = duration(summary["wall_s"])
-    title = f"{summary['recipe']}: {epochs} in {took}"
-    print_table(title, ["", "model", "parameters", *names], rows, left=("", "model"))
+    title = f"{summary['recipe']}: {epochs} in {duration(summary['wall_s'])}"
+    return Table(title, ["", "model", "parameters", *names], rows)
+
+
+def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = False) -> None:
+    """Prints a table of ``summary.json``, its findings, and where the run is.
+
+    Args:
+        summary: of the run.
+        folder: of the run.
+        of_teacher: it has trained the teacher of another run, which names its place.
+    """
+    print_parts([run_table(summary, of_teacher)])
+    held = "the last epoch"
+    best = summary["student"]["best_val"]
+    if best:
+        held = "the best epoch" if best["epoch"] else "the start: no epoch was as good"
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     processes = counted(summary["world_size"], "process", "processes")
     print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")

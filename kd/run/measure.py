@@ -24,6 +24,7 @@ from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
 from kd.report.evaluated import cascade_parts, certificate_table, disputed_parts, pays_parts
 from kd.report.tables import Part, write_parts
+from kd.report.terminal import evaluation_parts
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of, check_cascade
 from kd.run.certify import (
@@ -80,7 +81,12 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     """Lines below the table (:func:`_notes`)."""
     parts: list[Part] = field(default_factory=list)
-    """A cascade, disputed labels or a backbone's starts, as they are printed."""
+    """A cascade, disputed labels or a backbone's starts."""
+
+    @property
+    def shown(self) -> list[Part]:
+        """All tables, as they are printed."""
+        return evaluation_parts(self.results, self.pairs, self.parts)
 
     @classmethod
     def written(

@@ -4,8 +4,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -102,6 +103,45 @@ def predict(
             shown.update(len(names))
 
 
+@dataclass
+class Predictions:
+    """What a student says of pictures, while it is read."""
+
+    opened: FinishedRun
+    """The run."""
+    files: Sequence[str]
+    """The pictures."""
+    answers: Iterator[Predicted]
+    """In the order of :attr:`files`."""
+    bad: dict[str, str]
+    """Files that can't be read, each with the reason; filled while :attr:`answers` are read."""
+
+    @classmethod
+    def of(cls, opened: FinishedRun, files: Sequence[str], device: str | None) -> "Predictions":
+        """The predictions of a run on files.
+
+        Raises:
+            UserError: the device can't be used.
+        """
+        bad: dict[str, str] = {}
+        return cls(opened, files, predict(opened, files, choose_device(device), bad), bad)
+
+    def rows(self, top: int) -> dict[str, dict[str, Any]]:
+        """All answers by file: as :func:`kd.ship.serving.answers.answer` gives them; of masks ``mask`` (class ids
+        ``(H, W)`` at the picture's own size), of a student without a classifier ``features`` ``(D,)``.
+        """
+        manifest = self.opened.manifest("torch", "nhwc", int8=False)
+        found: dict[str, dict[str, Any]] = {}
+        for name, logits, shape in self.answers:
+            if self.opened.kind == "segmentation":
+                found[name] = {"mask": _ids_at(logits, shape)}
+            elif self.opened.kind == "features":
+                found[name] = {"features": logits.numpy()}
+            else:
+                found[name] = answer(logits.numpy(), manifest, top)
+        return found
+
+
 def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[int, int]] | str:
     """View and size (height, width) of a picture, or why it can't be read.
 
@@ -181,22 +221,22 @@ def write(
 Rows = Iterator[dict[str, Any]]
 
 
-def _columns(row: dict[str, Any]) -> dict[str, object]:
+def columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``.
 
     Args:
         row: ``file``, and what :func:`kd.ship.serving.answers.answer` gives; all rows of a run have the same keys.
     """
-    columns = {"file": row["file"], **row.get("numbers", {})}
+    cells = {"file": row["file"], **row.get("numbers", {})}
     labels = row.get("labels", [])
     facts = row.get("facts", {})
     for rank, label in enumerate(labels, 1):
-        columns[f"label_{rank}"] = label["label"]
-        columns[f"p_{rank}"] = label["p"]
+        cells[f"label_{rank}"] = label["label"]
+        cells[f"p_{rank}"] = label["p"]
     for fact, values in facts.items():
         for what, value in values.items():
-            columns[f"{fact}_{what}"] = value
-    return columns
+            cells[f"{fact}_{what}"] = value
+    return cells
 
 
 def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
@@ -210,14 +250,14 @@ def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
 def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
     """Writes answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``).
 
-    A table's columns are those of the first row; JSON has the rows as they are (:func:`_columns`).
+    A table's columns are those of the first row; JSON has the rows as they are (:func:`columns`).
     """
     if suffix == ".csv":
         table = CsvTable(file)
-        for number, columns in enumerate(map(_columns, rows)):
+        for number, cells in enumerate(map(columns, rows)):
             if number == 0:
-                table.add(columns)
-            table.add(columns.values())
+                table.add(cells)
+            table.add(cells.values())
         return
     begin, between, end = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
     file.write(begin)
@@ -274,15 +314,20 @@ def _write_mask(
         shape: height and width of the picture in pixels.
         palette: colours by class id, :func:`kd.tasks.segmentation.colours`.
     """
-    logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
-    class_ids_HW = logits_1CHW[0].argmax(0).numpy()
-    small_enough = mask_type(len(logits))
-    ids_HW = class_ids_HW.astype(small_enough)
+    ids_HW = _ids_at(logits, shape)
     masks = {"ids": ids_HW, "colours": palette[ids_HW]}
     for name, pixels in masks.items():
         file = stem.with_name(f"{stem.name}.{name}.png")
         picture = Image.fromarray(pixels)
         write_whole(file, partial(picture.save, format="PNG"))
+
+
+def _ids_at(logits: torch.Tensor, shape: tuple[int, int]) -> np.ndarray:
+    """Class ids ``(H, W)`` at a picture's height and width (``shape``) from logits ``(C, H', W')``."""
+    logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
+    class_ids_HW = logits_1CHW[0].argmax(0).numpy()
+    small_enough = mask_type(len(logits))
+    return class_ids_HW.astype(small_enough)
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:

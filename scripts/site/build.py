@@ -17,8 +17,9 @@ import kd
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 GROUPS = {  # page: (title, what is documented there)
-    "training": ("Training", ["kd.train", "kd.evaluate", "kd.DistillationModule", "kd.Distillation", "kd.OptimSpec",
-                              "kd.load_student", "kd.save_student", "kd.Monitor", "kd.annotate"]),
+    "training": ("Training", ["kd.train", "kd.evaluate", "kd.predict", "kd.export", "kd.DistillationModule",
+                              "kd.Distillation", "kd.OptimSpec", "kd.load_student", "kd.save_student", "kd.Monitor",
+                              "kd.annotate"]),
     "losses": ("Losses", ["kd.losses"]),
     "parts": ("Tasks, teachers, data", ["kd.tasks", "kd.Teacher", "kd.TapSpec", "kd.Preprocess", "kd.DataInfo",
                                         "kd.DistillationDataModule"]),

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from kd.report.terminal import next_steps, print_evaluations, without_common_folders
+from kd.report.terminal import (
+    evaluation_parts,
+    next_steps,
+    print_parts,
+    without_common_folders,
+)
 
 
 def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
@@ -17,7 +22,9 @@ def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
 def test_errors_in_units_differ_in_units_and_not_in_points(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_evaluations([_regression("a", 0.8, 30.0), _regression("b", 0.9, 28.5)], [], [])
+    print_parts(
+        evaluation_parts([_regression("a", 0.8, 30.0), _regression("b", 0.9, 28.5)], [], [])
+    )
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "b - a" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["b - a", "x 1.00", "+0.1", "-1.5"]
@@ -26,7 +33,7 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
 def test_r2_of_damaged_pictures_is_no_share(capsys: pytest.CaptureFixture[str]) -> None:
     result = _regression("a", 0.8, 30.0)
     damaged = {"robust_metric": "r2", "robust": {"blur": {"student": [0.75, -0.5, -1.25]}}}
-    print_evaluations([{**result, **damaged}], [], [])
+    print_parts(evaluation_parts([{**result, **damaged}], [], []))
     out = capsys.readouterr().out
     assert "r2 on damaged pictures, by strength" in out
     assert "0.750" in out and "-1.250" in out and "%" not in out

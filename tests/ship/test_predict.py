@@ -1,10 +1,10 @@
 """Rows of ``kd-predict``."""
 
-from kd.ship.predict import _columns
+from kd.ship.predict import columns
 
 
-def test_columns() -> None:
-    assert _columns(
+def testcolumns() -> None:
+    assert columns(
         {
             "file": "a.jpg",
             "labels": [{"label": "pie", "p": 0.9}],

@@ -194,17 +194,21 @@ def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> No
 
 
 def load_student(
-    path: Path, builder: type | None = None
+    path: str | Path, builder: type | None = None
 ) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names.
 
     Args:
-        path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
+        path: the file, or the folder of a run. It is data: what it says of its model runs no code but timm's and
+            :mod:`kd.models`'.
         builder: the class that has built its model, where that is one of your own.
 
     Raises:
         UserError: no such file, a damaged one, or one whose model can't be built.
     """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "student.safetensors"
     with _reading(path):
         make, preprocess, classes = _described(path, builder)
         model = make()
