@@ -201,6 +201,8 @@ class TimmName:
         # where timm is imported, models of one's own may be registered
         if ":" in name or (timm and timm.is_model(name)):
             return ""
+        if "/" in name:
+            return "must be one of timm's models (model.teacher=OWNER/NAME loads one of transformers' from the hub)"
         return "must be one of timm's models (builder=CLASS takes one of your own)"
 
     @property

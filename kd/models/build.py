@@ -360,10 +360,9 @@ def _evidence(spec: ModelSpec, file: About, key: str) -> str:
     """
     if not file.by_tensors:
         return f"{spec.checkpoint} says"
-    if not file.others:
-        return f"the tensors in {spec.checkpoint} are named"
-    names = ", ".join(file.others[:3])
-    return f"the tensors in {spec.checkpoint} are named (those of {names} likewise: if it is one of these, {key}.arch=NAME)"
+    others = ", ".join(file.others[:3])
+    alike = f"; with equal tensors: {others} ({key}.arch=NAME)" if others else ""
+    return f"the tensors in {spec.checkpoint} show{alike}"
 
 
 def _moments(spec: ModelSpec, file: About) -> dict[str, Any]:

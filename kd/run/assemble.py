@@ -322,7 +322,7 @@ def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
     say(
         f"model.student: {arch}, as no student can start from the layers of {parent.arch}; it starts from {begins}"
     )
-    return replace(spec, arch=arch, pretrained=pretrained)
+    return replace(spec, arch=arch, pretrained=pretrained, inherit=spec.inherit is True)
 
 
 def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
 def _following(
     config: Mapping[str, Any], replaced: Mapping[str, Any], typed: set[str]
 ) -> dict[str, Any]:
-    """The settings, by whole key, of a student that starts from the teacher, where a file replaces the teacher for which
+    """The settings, by whole key, of a student that starts from the one teacher, where a file replaces the teacher for which
     they were written: the architecture ``auto``, and of student and pictures the size, where it was the teacher's.
 
     Args:
@@ -318,15 +318,17 @@ def _following(
         typed: keys of the command line, which stay.
     """
     student = config["model"]["student"]
-    arch = replaced.get("model.teacher.arch")
-    if arch is None or not student["inherit"]:
+    teachers = teachers_in(config["model"])
+    teacher = next(iter(teachers), "")
+    arch = replaced.get(f"{teacher}.arch")
+    if len(teachers) > 1 or arch is None or not student["inherit"]:
         return {}
     following: dict[str, Any] = {}
     is_written_out = any(student[name] for name in ("checkpoint", "pretrained", "builder"))
     if not is_written_out and not typed & {"model.student.arch", "model.student.kwargs"}:
         following |= {"model.student.arch": AUTO, "model.student.kwargs": {}}
-    size = replaced.get("model.teacher.img_size")
-    before = config["model"]["teacher"]["img_size"]
+    size = replaced.get(f"{teacher}.img_size")
+    before = teachers[teacher]["img_size"]
     for key, now in (
         ("data.img_size", config["data"]["img_size"]),
         ("model.student.img_size", student["img_size"]),
@@ -334,8 +336,8 @@ def _following(
         if size is not None and now == before and key not in typed:
             following[key] = size
     if is_rank_zero() and following:
-        words = ", ".join(f"{key}={value}" for key, value in following.items())
-        print(f"{words}: as its teacher is {arch}", flush=True)
+        words = " ".join(f"{key}={value}" for key, value in following.items())
+        print(f"{words}, as the teacher is {arch}", flush=True)
     return following
 
 

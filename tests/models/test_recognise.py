@@ -17,6 +17,7 @@ from kd.models import StudentSpec, TeacherSpec, build_model
 from kd.models.recognise import FILE, meta_model, recognise
 from kd.models.weights import About, about
 from kd.run import assemble
+from kd.run.run import settings_of
 from kd.run.train_first import what_files_say
 from scripts.timm_tensors import missing
 from tests._helpers import ARCH, TINY, draw_folder, tiny_vit
@@ -138,6 +139,29 @@ def test_a_named_architecture_stays_where_it_has_the_tensors(bare: Path) -> None
         assert what_files_say({"model": model}, []) == {}
 
 
+@pytest.mark.parametrize("key", ["model.teacher", "model.teachers.one"])
+def test_typed_settings_of_what_follows_a_teacher_stay(key: str, bare: Path) -> None:
+    words = [f"{key}.checkpoint={bare}"]
+    if "teachers" in key:
+        words += [
+            "model.teacher=null",
+            f"{key}.arch=vit_small_patch14_dinov2",
+            f"{key}.img_size=112",
+        ]
+    config = settings_of(["recipe=distill", "data.source.root=DIR", *words])
+    follows = {
+        "data.img_size": 32,
+        "model.student.img_size": 32,
+        "model.student.arch": "auto",
+        "model.student.kwargs": {},
+    }
+    of_teacher = {f"{key}.arch": "vit_tiny_patch16_224", f"{key}.img_size": 32, f"{key}.kwargs": {}}
+    assert what_files_say(config, words[:1]) == {**of_teacher, **follows}
+    typed = ["data.img_size=112", "model.student.arch=vit_tiny_patch16_224"]
+    of_size = {"model.student.img_size": 32}
+    assert what_files_say(config, [words[0], *typed]) == {**of_teacher, **of_size}
+
+
 def test_a_typed_architecture_that_has_other_tensors_names_the_files(bare: Path) -> None:
     spec = TeacherSpec("convnext_atto", checkpoint=str(bare))
     with pytest.raises(
@@ -157,12 +181,12 @@ def test_two_words_are_enough(
     assert train_main(["recipe=distill", *words, *own]) == 0
     said = capsys.readouterr().out
     assert (
-        f"model.teacher: vit_tiny_patch16_224 at 32 px, as the tensors in {bare} are named (those of "
-        "vit_tiny_patch16_384, deit_tiny_patch16_224 likewise: if it is one of these, model.teacher.arch=NAME)"
+        f"model.teacher: vit_tiny_patch16_224 at 32 px, as the tensors in {bare} show; with equal tensors: "
+        "vit_tiny_patch16_384, deit_tiny_patch16_224 (model.teacher.arch=NAME)"
     ) in said
     assert (
-        "model.student.arch=auto, model.student.kwargs={}, data.img_size=32, model.student.img_size=32: "
-        "as its teacher is vit_tiny_patch16_224"
+        "model.student.arch=auto model.student.kwargs={} data.img_size=32 model.student.img_size=32, "
+        "as the teacher is vit_tiny_patch16_224"
     ) in said
     summary = json.loads((tmp_path / "runs" / "distill" / "000" / "summary.json").read_text())
     assert summary["student"]["start"] == "inherited"

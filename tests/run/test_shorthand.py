@@ -62,6 +62,8 @@ def test_a_teacher_by_its_name_on_the_hub_or_its_file(tmp_path: Path) -> None:
         assert written_out([word], []) == ([word], [])
     with pytest.raises(UserError, match="model.teacher: has settings of its own"):
         written_out(["model.teacher=resnet18"], [])
+    with pytest.raises(UserError, match="model.teacher.arch: .*model.teacher=OWNER/NAME loads"):
+        translate(["recipe=distill", "model.teacher.arch=google/vit-base-patch16-224"]).resolved()
     request = translate(["recipe=distill", "model.teacher=google/vit-base-patch16-224"])
     assert (
         request.resolved()["model"]["teacher"]["builder"]["init_args"]["path"]
