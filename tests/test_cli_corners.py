@@ -365,7 +365,7 @@ def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("command", "items", "option"),
     [("export", ["run", "to=onnx", "--dry-run"], "--dry-run"), ("tune", ["recipe=x", "--dry-run"], "--dry-run"),
-     ("runs", ["--traces"], "--traces"), ("eval", ["run", "--what-if"], "--what-if"),
+     ("runs", ["--open"], "--open"), ("eval", ["run", "--what-if"], "--what-if"),
      ("report", ["run", "--json"], "--json")],
 )  # fmt: skip
 def test_an_option_of_another_command(

@@ -114,7 +114,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
         ("pyarrow.ArrowException", "pyarrow.parquet", "pyarrow.parquet.read_metadata", "pyarrow.parquet.ParquetFile",
          "pyarrow.compute", "pyarrow.compute.binary_length", "pyarrow.compute.max"), "sizes, a schema, dictionaries of texts"
     ),
-    "kd.report.traces": {"hta.trace_analysis.TraceAnalysis": "JSON of a bounded size"},
     "kd.fleet.tuning.study": dict.fromkeys(
         ("optuna.storages.JournalStorage", "optuna.create_study"), "a journal that _check_journal has read"
     ),
@@ -163,7 +162,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
 }  # fmt: skip
 LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
-    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta", "huggingface_hub",
+    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics",

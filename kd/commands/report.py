@@ -30,7 +30,6 @@ kd-report: what limits a run, as one page.
                                           instance is one of the run's monitor.prices; data_cores=N needs no prices
   kd-report RUN_FOLDER --set kernels=5    changes what a run records while it trains, on its machine; words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
-  kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
@@ -53,7 +52,7 @@ class WhatIf(Change, CommandOptions):
             raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
 
 
-FLAGS = ("--open", "--what-if", "--set", "--traces")
+FLAGS = ("--open", "--what-if", "--set")
 """Options that take no value."""
 
 
@@ -80,11 +79,6 @@ def run(request: Request) -> int | None:
             "takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)"
         )
     folders = [_seen_run(run_at(name)) for name in request.rest]
-    if "traces" in request.flags:
-        from kd.report.traces import write_rank_shares
-
-        for folder in folders:
-            write_rank_shares(read_run(folder))
     runs = [read_run(folder) for folder in folders]
     for records in runs:
         for note in records.notes:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from kd.config.trees import flatten
-from kd.report import traces
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
 from kd.report.costs import input_costs, tier_table
 from kd.report.evaluated import fidelity_parts, model_name
@@ -434,7 +433,6 @@ PAGE: dict[str, Callable[[Explained], Sequence[Section | Part | None]]] = {
     "machine": lambda explained: machine_lines(explained.run),
     "percentiles": lambda explained: [_percentiles(explained.facts)],
     "operations": lambda explained: [_operations(explained.facts)],
-    "traces": lambda explained: [traces.section(explained.run)],
     "health": lambda explained: health_lines(explained.run),
     "settings": lambda explained: [_settings(explained.run)],
     "environment": lambda explained: [_environment(explained.facts)],
