@@ -84,7 +84,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.data.sources.webdataset": {"file.parent.mkdir": CACHE},
     "kd.data.tier.cluster": {"shutil.rmtree": NEW},
     "kd.fit_to_machine.memory": {"limit_file.read_text": SYSTEM, "(cgroup / 'memory.current').read_text": SYSTEM},
-    "kd.fleet.endpoint": {"file.write_bytes": NEW},
     "kd.fleet.jobs.places.sagemaker": {"part.rename": JOB},
     "kd.fleet.jobs.target": {
         "(folder / name).touch": JOB,

@@ -20,7 +20,7 @@ kd-launch: sends a run to other machines.
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch sagemaker job=NAME        waits for a job's end and fetches its run's folder
   kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
-                                      the run's student as a SageMaker endpoint: creates, waits, sends one picture;
+                                      the run's student as a SageMaker endpoint: creates and waits;
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
   kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
 
@@ -34,15 +34,10 @@ kd-launch: sends a run to other machines.
   job=NAME          of the job (recipe and time)
   --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing; what is
                     not known yet (image, role, bucket, channels) has placeholders
-  --tune            a search in place of one run: search.KEY=SPACE trials=N jobs=K objective=val/acc1 (sagemaker)
 
 All other keys are the run's (kd-train --keys). Keys of the places:
 """
-FLAGS = (
-    "--dry-run",
-    "--tune",
-    "--delete",
-)
+FLAGS = ("--dry-run", "--delete")
 """Options that take no value."""
 
 CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
@@ -86,8 +81,6 @@ def run(request: Request) -> int | None:
         runs_dir = take(request, "runs_dir").get("runs_dir", "runs")
         refuse_others(request, [*KEYS, "runs_dir"], of_data=False)
         return target.follow(options["job"], runs_dir)
-    if "tune" in request.flags:
-        target = _search(place, request)
     job = read_job(request, options, target.example)
     files = target.write(job)
     missing = job.what_is_missing()
@@ -181,9 +174,8 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
         UserError: a flag or another program's word that was typed as a key; it names the right one.
     """
     typed = [item.partition("=")[0] for item in request.overrides]
-    for key, flag in (("dry_run", "--dry-run"), ("tune", "--tune")):
-        if key in typed:
-            raise UserError(f"no key '{key}'; did you mean '{flag}'?")
+    if "dry_run" in typed:
+        raise UserError("no key 'dry_run'; did you mean '--dry-run'?")
     if "wait" in typed and "wait" not in place_keys:
         raise UserError("wait: this place is not waited for; leave it out")
     keys = [*KEYS, *place_keys]
@@ -195,18 +187,3 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
             prefix = place_key.removesuffix("NAME")
             keys += [key for key in typed if key.startswith(prefix)]
     return take(request, *keys)
-
-
-def _search(place: str, request: Request) -> Target:
-    """The place of ``--tune``: SageMaker, with the search that the request describes.
-
-    Raises:
-        UserError: another place, or a mistake in the search.
-    """
-    if place != "sagemaker":
-        raise UserError(
-            f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines"
-        )
-    from kd.fleet.jobs.tune import SageMakerSearch, planned
-
-    return SageMakerSearch(*planned(request))

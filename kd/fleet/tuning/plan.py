@@ -186,8 +186,7 @@ def plan(request: Request) -> SearchPlan:
     options = options_of(TuneOptions, settings)
     if options.jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {options.jobs}")
-    if request.here:  # elsewhere the pictures are not on this machine
-        check_present(config)
+    check_present(config)
     items = [
         f"recipe={request.recipe}",
         *(f"config={o}" for o in request.overlays),

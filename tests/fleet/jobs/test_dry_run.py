@@ -100,8 +100,5 @@ def test_folders_of_this_machine_are_named_where_others_lack_them(
     ):
         assert launch_main([place, f"instances={machines}", *words]) == 0
         assert local in capsys.readouterr().err
-    search = ["--tune", "search.optim.lr=[0.1, 0.2]", "trials=2", "job=search"]
-    assert launch_main(["sagemaker", "instances=ml.g5.xlarge", *search, *words]) == 0
-    assert "channel.NAME=s3://" in capsys.readouterr().err  # a search's trials have channels too
     assert launch_main(["slurm", "instances=gpu:8", *words]) == 0
     assert local not in capsys.readouterr().err

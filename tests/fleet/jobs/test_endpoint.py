@@ -174,24 +174,24 @@ def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
 
 def test_an_endpoint_from_creation_to_deletion(
     finished: Path,
+    pictures: Path,
     cloud: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoints"))
     base = tmp_path / "ml"
     base.mkdir()
-    monkeypatch.setattr(
-        endpoint, "invoke", lambda _, picture: started_as_sagemaker_does(base, picture)
-    )
     items = [*PLACE, "job=food", "instances=1xml.c5.xlarge"]
     assert main("launch", ["endpoint", str(folder), *items]) == 0
     told = capsys.readouterr().out
     assert "kd-launch: food: InService" in told
     assert f"is removed by: kd-launch endpoint {folder} job=food --delete\n" in told
-    assert "the first validation picture: the endpoint answers " in told
+    assert "aws sagemaker-runtime invoke-endpoint --endpoint-name food --content-type " in told
+    picture = next(pictures.glob("val/*/*")).read_bytes()
+    (served,) = json.loads(started_as_sagemaker_does(base, picture))["predictions"]
+    assert served["labels"]
     assert cloud.describe_endpoint(EndpointName="food")["EndpointStatus"] == "InService"
     assert main("launch", ["endpoint", str(folder), *items]) == 2, "a second one of the same name"
     assert "job: there is a model 'food' already; --delete removes it" in capsys.readouterr().err
@@ -252,9 +252,3 @@ def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> No
         not cloud.list_models()["Models"] and not cloud.list_endpoint_configs()["EndpointConfigs"]
     )
     assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="kd-test")
-
-
-def test_an_answer_that_differs_is_reported() -> None:
-    numbers = {"numbers": {"kcal": 200.0, "fat": 10.0}}
-    assert endpoint.difference(numbers, {"numbers": {"kcal": 210.0, "fat": 10.0}}) == 0.05
-    assert endpoint.difference({"features": [1.0, -2.0]}, {"features": [1.0, -2.0]}) == 0

@@ -262,7 +262,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number, got"),
         (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
         (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
-        (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: needs sagemaker, got torchrun"),
+        (["torchrun", "instances=1xcpu:2", "--tune"], "no option --tune: kd-tune recipe=NAME search.KEY=SPACE searches"),
         (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run'; did you mean '--dry-run'?"),
         (["slurm", "instances=1xcpu:2", "preflight=stop", "model.teacher.checkpoint=null"],
          "model.teacher.checkpoint: must be given, or model.teacher.pretrained=true"),

@@ -56,12 +56,6 @@ class SageMaker(Target):
     also = ("aws",)
     example = "2xml.p4d.24xlarge"
     shares_disk = False
-    operation = "create_training_job"
-    """boto3's method that sends the request."""
-    shown_by = (
-        "its log: aws logs tail /aws/sagemaker/TrainingJobs --follow --log-stream-name-prefix"
-    )
-    """What shows a job's progress, before its name."""
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
@@ -83,10 +77,9 @@ class SageMaker(Target):
         Raises:
             UserError: a key with a value that SageMaker does not take.
         """
-        request = {"TrainingJobName": job.name, **common(job), "HyperParameters": settings_of(job)}
-        # as the SDK's ModelTrainer does
-        request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
-        return request_file("CreateTrainingJob", request)
+        request = _request(job)
+        check_request("CreateTrainingJob", request)
+        return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
         """Checks the credentials, access to the bucket, and that something is listed at each channel's place in S3.
@@ -129,7 +122,7 @@ class SageMaker(Target):
                     sent.append(prefix + name)
                 request = json_of(files["request.json"])
                 with boto_errors():
-                    getattr(session.client("sagemaker"), self.operation)(**request)
+                    session.client("sagemaker").create_training_job(**request)
             except BaseException:
                 for key in sent:
                     remove_upload(s3, bucket, key)
@@ -145,7 +138,8 @@ class SageMaker(Target):
                 "groups": groups,
             }
             write_json(folder / RECORD, record)
-        print(f"kd-launch: sent as {job.name}; {self.shown_by} {job.name}", flush=True)
+        log = "aws logs tail /aws/sagemaker/TrainingJobs --follow --log-stream-name-prefix"
+        print(f"kd-launch: sent as {job.name}; its log: {log} {job.name}", flush=True)
 
     def wait(self, job: Job, files: Mapping[str, str]) -> int:
         """As :meth:`follow`."""
@@ -155,7 +149,7 @@ class SageMaker(Target):
         """Waits for the end of a training job, and unpacks its run to ``runs/RECIPE/NAME`` unless it is there.
 
         Args:
-            name: of the job, sent from here or from elsewhere; a search's trials are such jobs.
+            name: of the job, sent from here or from elsewhere.
             runs: ``runs_dir``.
 
         Returns:
@@ -252,8 +246,8 @@ def remove_upload(s3: "BaseClient", bucket: str, key: str) -> None:
 
 
 # -- the request -------------------------------------------------------------------------------------------------------
-def common(job: Job) -> dict[str, Any]:
-    """The keys that a training job's request and a tuning job's definition of its trials have in common.
+def _request(job: Job) -> dict[str, Any]:
+    """The request of CreateTrainingJob.
 
     Needed keys that were not given have placeholders, and are noted in the job (:meth:`kd.fleet.jobs.job.Needs.need`).
 
@@ -265,11 +259,14 @@ def common(job: Job) -> dict[str, Any]:
     if job.files:
         inputs.append(_channel(job, "files", f"{_place(job)}/files/"))
     request = {
+        "TrainingJobName": job.name,
+        "HyperParameters": _settings(job),
         **_network(job),
         "RoleArn": job.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
         "AlgorithmSpecification": {
             "TrainingImage": job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
             "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["kd-train"],  # as the SDK's ModelTrainer does
             "MetricDefinitions": [
                 {"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS
             ],
@@ -309,7 +306,7 @@ def _place(job: Job) -> str:
     return f"{job.bucket_url('s3')}/{job.name}"
 
 
-def settings_of(job: Job) -> dict[str, str]:
+def _settings(job: Job) -> dict[str, str]:
     """The run's settings by key, as texts; in the container they become words of ``kd-train``'s command line.
 
     All overlays are one setting, ``config``, a JSON list. Of another key that is given twice the last one counts.
@@ -529,12 +526,6 @@ def check_request(operation: str, request: dict[str, Any]) -> None:
         raise UserError(
             f"SageMaker would refuse the request: {' '.join(report.generate_report().split())[:300]}"
         )
-
-
-def request_file(operation: str, request: dict[str, Any]) -> dict[str, str]:
-    """A request as ``request.json``: its text by that name. :func:`check_request` validates it."""
-    check_request(operation, request)
-    return {"request.json": json.dumps(request, indent=2) + "\n"}
 
 
 def aws_session() -> "Session":
