@@ -238,7 +238,7 @@ def predict(
 def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None, **words: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page
+    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json``
     likewise. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:

@@ -25,7 +25,7 @@ kd-scale: how a recipe scales over processes here, and over more of them.
 
 Measures weak scaling (the batch of a process stays) and strong scaling (the batch of all together stays): images/s,
 efficiency, time of teacher and student, memory of each strategy, and all-reduces of several sizes. Predicts ddp by the
-formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
+formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/scale/<number>/scale.json.
 """
 
 
@@ -48,7 +48,7 @@ OPTIONS = ScaleOptions
 
 
 def run(request: Request, options: ScaleOptions) -> int:
-    """Measures, predicts, writes the page; returns the exit status.
+    """Measures, predicts, prints the tables; returns the exit status.
 
     A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
 
@@ -85,7 +85,7 @@ def run(request: Request, options: ScaleOptions) -> int:
 
 
 def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
-    """Runs all cases, predicts, and writes ``scale.json`` and the page; returns the exit status.
+    """Runs all cases, predicts, writes ``scale.json`` and prints its tables; returns the exit status.
 
     Args:
         config: all settings of the recipe.
@@ -96,8 +96,7 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
         UserError: a short run has failed.
     """
     from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.page import content, parts
-    from kd.report.html import write_page
+    from kd.fleet.scaling.results import content, tables
     from kd.report.terminal import print_parts
 
     # what all short runs have in common: no cache, one precision, no start that takes longer than the run
@@ -125,10 +124,9 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
             file=sys.stderr,
         )
     scale = content(config["recipe"], measured, wanted)
-    write_json(plan.folder / "scale.json", scale)
-    shown = parts(scale)
-    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", shown)
-    print_parts(shown)
+    file = plan.folder / "scale.json"
+    write_json(file, scale)
+    print_parts(tables(scale))
     print(f"written to {file}")
     return 0
 

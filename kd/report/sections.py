@@ -19,7 +19,6 @@ from kd.report.metric import counted, duration, format_metric
 from kd.report.ratio import share
 from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
-from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
 from kd.report.tables import Cell, Part, Table, results_of, sentences
 from kd.storage.of_weights import LABELS_ALONE
@@ -162,7 +161,7 @@ def _result_cards(facts: Facts) -> list[Card]:
 
 
 def _speed_cards(facts: Facts) -> list[Card]:
-    """Speed, start-up, what an epoch and 1000 steps take and cost, and ``kd-size``'s choice where the run has its size."""
+    """Speed, start-up, and what an epoch and 1000 steps take and cost."""
     spread = speed = startup = ""
     if facts.steps_ms:
         median, high = percentile(facts.steps_ms, 50), percentile(facts.steps_ms, 95)
@@ -177,9 +176,6 @@ def _speed_cards(facts: Facts) -> list[Card]:
         ("start-up", startup, _longest_part(facts)),
         ("time per epoch", duration(facts.epoch_s), f"{counted(epochs_seen, 'epoch')} seen"),
     ]
-    chosen_size = card_of(facts.run.folder, facts.run.config)
-    if chosen_size:
-        cards.append(chosen_size)
     thousand_steps_s = facts.step_ms  # a step's ms are 1000 steps' seconds
     return [
         *cards,

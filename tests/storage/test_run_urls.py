@@ -59,7 +59,7 @@ def test_the_folder_of_a_recipes_runs_is_built_in_one_place() -> None:
                 continue
             if re.search(r"(\brecipe|\['recipe'\])$", ast.unparse(node.right)):
                 places.append(module)
-    assert places == ["kd.report.sized", "kd.storage.run_urls"]
+    assert places == ["kd.fleet.sizing.search", "kd.storage.run_urls"]
 
 
 def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) -> None:

@@ -17,10 +17,13 @@ from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
 from kd.models.build import AUTO, PATCHES, hidden_pixels
 from kd.models.segmenter import DenseModel, backbone_of
-from kd.report.sized import SETTINGS
 from kd.run.assemble import Begun, choose_start, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
 
+SAME = ("arch", "img_size", "kwargs")
+"""Settings that two students of one size have in common."""
+SETTINGS = (*SAME, "checkpoint", "pretrained", "inherit")
+"""Settings that distinguish candidates."""
 DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)
 """Shares of the teacher's blocks."""
 WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)
@@ -72,7 +75,7 @@ class Candidate:
         )
 
     def settings(self) -> dict[str, Any]:
-        """The settings that distinguish it (:data:`kd.report.sized.SETTINGS`), by key below ``model.student``.
+        """The settings that distinguish it (:data:`SETTINGS`), by key below ``model.student``.
 
         As JSON has them, lists in place of tuples: they are compared with those in ``sizes.json``.
         """

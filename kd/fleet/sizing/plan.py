@@ -51,7 +51,7 @@ class Budget(CommandOptions):
 
 @checked_group
 class SizeOptions(Conditions, Budget):
-    """What ``kd-size`` is given beside the settings of a run, or a trained run's folder."""
+    """What ``kd-size`` is given beside the settings of a run."""
 
     OTHERS = "run"
     WORDS = (0, 1)

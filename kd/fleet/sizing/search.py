@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.sizing.candidates import Candidate, candidates
+from kd.fleet.sizing.candidates import SAME, Candidate, candidates
 from kd.fleet.sizing.plan import BUDGETS, SizeOptions
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
 from kd.models import StudentSpec, count_parameters
 from kd.report.metric import less_is_better
-from kd.report.sized import SAME, folder_of_sizes
 from kd.run.build import build
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable
@@ -82,7 +81,8 @@ class SizeSearch:
                 "model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher"
             )
         runs_dir = folder_of_runs(config["runs_dir"], "kd-size")
-        self.folder = folder_of_sizes(runs_dir, config["recipe"])
+        recipe = config["recipe"]
+        self.folder = runs_dir.parent / "sizes" / recipe
         check_writable(self.folder)
         build(run)
         self.student = run.module.student

@@ -7,11 +7,10 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.scaling.measure import Case, ScalingPlan, all_reduces, reading
-from kd.fleet.scaling.page import content, headline, parts
+from kd.fleet.scaling.results import content, headline, tables
 from kd.report.costs import Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
-from kd.report.tables import Chart, Table
 
 
 def recorded(case: Case, communication_ms: float) -> RunRecords:
@@ -71,13 +70,10 @@ def test_what_is_measured_and_predicted() -> None:
     assert predicted["efficiency"] == pytest.approx(100 / predicted["step_ms"])
     assert headline(scale).startswith("32 processes would train 18")
     assert "over a network as fast as between the measured processes" in headline(scale)
-    table, chart, steps, reduces = parts(scale)
-    assert isinstance(table, Table) and isinstance(chart, Chart)
-    assert isinstance(steps, Table) and isinstance(reduces, Table)
+    table, steps, reduces = tables(scale)
     assert table.rows[1][:2] == ["ddp 8 x 64", "weak"]
     assert table.rows[1][2:5] == pytest.approx([8 * 64 / 0.11, 100 / 1.1, 110.0])
     assert table.note.endswith(headline(scale))
     assert steps.rows[1] == ["ddp 8 x 64", 60.0, 40.0, 0.0, 10.0, 900, 24.0]
-    assert chart.series["fsdp, strong"] == [100.0, 6.58]
     assert len(reduces.rows) == 2
     json.dumps(scale)

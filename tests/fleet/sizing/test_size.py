@@ -1,33 +1,28 @@
 """``kd-size``: the size of a student for a budget, on a tiny pair."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 import yaml
 
 import kd
-from kd.cli import report_main, size_main, train_main
+from kd.cli import size_main, train_main
 from kd.errors import UserError
 from kd.fleet.sizing import search, timing
 from kd.fleet.sizing.candidates import candidates, drawing
-from kd.fleet.sizing.page import headline, sections, table
 from kd.fleet.sizing.plan import Conditions, SizeOptions, check_plan
+from kd.fleet.sizing.results import headline, table
 from kd.fleet.sizing.scores import hold_out
 from kd.fleet.sizing.search import check, choose
 from kd.fleet.sizing.timing import Drawn, several
-from kd.report.html import write_page
-from kd.report.sized import candidate_of, card_of
 from kd.run.build import build
 from kd.run.options import take_options
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe
-from tests._pages import BROWSER, dom
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -235,10 +230,9 @@ def test_a_teacher_that_was_not_timed_has_its_score() -> None:
     untimed = content(teacher={"before": 0.9})
     rows = table(untimed).rows
     assert rows[-1][0] == "teacher" and "90.0%" in rows[-1]
-    assert len(sections(untimed)) == 4
 
 
-def test_the_page_and_the_table_say_what_was_not_scored() -> None:
+def test_the_table_says_what_was_not_scored() -> None:
     rows = table(content()).rows
     assert [line[-1] for line in rows] == [
         "chosen, on the front, the recipe's student",
@@ -249,42 +243,14 @@ def test_the_page_and_the_table_say_what_was_not_scored() -> None:
         headline(content())
         == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
     )
-    verdict, _, points, _ = sections(content())
-    assert points is not None and [point[2] for point in points["points"]] == ["small", "teacher"]
-    assert [point[4] for point in points["points"]] == ["small, chosen, the recipe's", "teacher"]
-    assert verdict is not None and "not scored, since over a budget: 1" in verdict["others"]
-    rows = [row("small", 1, 0.5), row("resnet10t", 2)]
+    assert table(content()).note.endswith(f"it took 1.0 s\n{headline(content())}")
+    rows = [row("small", 1, 0.5), row("resnet10t", 2, inherits=False)]
     choose(rows, {"latency_ms": 3}, 1)
-    verdict, *_ = sections(content(candidates=rows))
-    assert verdict is not None
-    assert [line for line in verdict["others"] if line.startswith("not scored")] == [
-        "not scored, since they inherit nothing (steps=N distils them first): 1"
+    assert [line[-1] for line in table(content(candidates=rows)).rows] == [
+        "chosen, on the front",
+        "does not inherit",
+        "",
     ]
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
-def test_labels_of_sizes_that_lie_near_each_other_do_not_overlap(tmp_path: Path) -> None:
-    rows = [row(f"w{32 * n}d4h2", 10 + n / 9, 0.5 + n / 99) for n in range(12)] + [
-        row("beaten", 10.5, 0.4)
-    ]
-    choose(rows, {}, 1)
-    file = write_page(
-        tmp_path / "sizes.html", "sizes", sections(content(candidates=rows, choice="w352d4h2"))
-    )
-    labels = re.findall(r'<text class="label" x="([\d.]+)" y="([\d.]+)">([^<]+)', dom(file))
-    names = [name for *_, name in labels]
-    assert (
-        names[0] == "w352d4h2, chosen"
-        and "teacher" in names
-        and len(names) > 8
-        and "beaten" not in names
-    )
-    for (x, y, name), (other_x, other_y, other) in combinations(labels, 2):
-        left, right = sorted([(float(x), len(name)), (float(other_x), len(other))])
-        assert abs(float(y) - float(other_y)) > 11 or left[0] + 5 * left[1] < right[0], (
-            name,
-            other,
-        )
 
 
 WRONG = {
@@ -382,33 +348,17 @@ def test_results_are_read_again_and_an_interrupted_search_resumes(
     shutil.move(file.with_suffix(".whole"), file)
 
 
-def test_a_run_of_the_choice_is_known_by_its_size(tmp_path: Path) -> None:
-    size = {"arch": "x", "img_size": 32, "kwargs": {"depth": 1}}
-    run, made = tmp_path / "runs" / "tiny" / "000", content()
-    made["candidates"][0] |= size
-    place = tmp_path / "sizes" / "tiny" / "000" / "sizes.json"
-    for folder in (run, place.parent):
-        folder.mkdir(parents=True)
-    assert candidate_of(run, {"model": {"student": size}}) is None
-    place.write_text(json.dumps(made))
-    card = card_of(run, {"model": {"student": {**size, "inherit": True}}})
-    assert card == ("chosen by kd-size", "small", f"latency_ms <= 3; {place.parent}")
-    assert card_of(run, {"model": {"student": {**size, "img_size": 64}}}) is None
-
-
 @pytest.mark.slow
-def test_the_choice_is_trained_and_compared_with_its_budget(
+def test_the_choice_is_trained(
     recipe: Path, found: tuple[list[dict], dict | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     overlay = sizes(recipe) / "000" / "student.yaml"
     assert train_main([f"recipe={recipe}", f"config={overlay}", "trainer.max_epochs=1"]) == 0
     run = recipe.parent / "runs" / "tiny" / "000"
-    assert size_main([str(run)]) == 0
-    assert f"{found[1]['name']}: " in capsys.readouterr().out
-    (trained,) = json.loads(overlay.with_name("sizes.json").read_text())["trained"]
-    assert trained["run"] == str(run) and trained["latency_ms"] > 0
-    assert report_main([str(run)]) == 0
-    assert "chosen by kd-size" in (run / "report.html").read_text()
+    assert size_main([str(run)]) == 2
+    assert "kd-latency RUN times a trained student" in capsys.readouterr().err
+    student = yaml.safe_load((run / "config.yaml").read_text())["model"]["student"]
+    assert student["kwargs"] == found[1]["kwargs"]
 
 
 @pytest.mark.slow

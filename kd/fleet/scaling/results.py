@@ -1,4 +1,4 @@
-"""What ``kd-scale`` has measured: ``scale.json`` and its page.
+"""What ``kd-scale`` has measured: ``scale.json`` and its tables.
 
 ``scale`` is the content of ``scale.json``; other programs read that file.
 """
@@ -10,7 +10,7 @@ from kd.fleet.scaling.measure import Case, all_reduces, reading
 from kd.report.costs import ERROR, Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
-from kd.report.tables import Chart, Part, Table
+from kd.report.tables import Table
 
 ASSUMES = (
     "as kd-report --what-if gpus=N predicts it: the wait for gradients grows as a ring's traffic, (n - 1) / n, over a "
@@ -77,8 +77,8 @@ def headline(scale: Mapping[str, Any]) -> str:
     )
 
 
-def parts(scale: Mapping[str, Any]) -> list[Part]:
-    """Speed, efficiency by processes, where a step's time and memory go, and the all-reduces; the prediction is a note."""
+def tables(scale: Mapping[str, Any]) -> list[Table]:
+    """Speed and efficiency, where a step's time and memory go, and the all-reduces; the prediction is a note."""
     speed = []
     steps = []
     for m in scale["measured"]:
@@ -101,23 +101,6 @@ def parts(scale: Mapping[str, Any]) -> list[Part]:
     state = "state: weights, gradients and optimizer of a process"
     return [
         Table("Measured here", of_speed, speed, note),
-        _efficiency(scale["measured"]),
         Table("A step", of_steps, steps, state),
         Table("All-reduces", ["processes", "MB", "ms"], reduces),
     ]
-
-
-def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart:
-    """A line of efficiency (%) over the processes for each strategy and kind of scaling; all begin at one process."""
-    series: dict[str, dict[int, float]] = {}
-    for m in measured[1:]:
-        name = f"{m['strategy']}, {m['kind']}"
-        percent = 100 * m["efficiency"]
-        by_processes = series.setdefault(name, {1: 100.0})
-        by_processes[m["processes"]] = round(percent, 2)
-    counts = {m["processes"] for m in measured}
-    x = sorted(counts)
-    lines = {}
-    for name, by_processes in series.items():
-        lines[name] = [by_processes.get(n) for n in x]
-    return Chart("Efficiency (%)", x, "processes", lines)
