@@ -152,11 +152,9 @@ class Draw:
         """The words of a what-if; some contradict each other or the run."""
         values = {
             "cache": ("on", "off"), "pixels": ("on", "off"), "workers": (0, 1, 4, 16), "gpus": (1, 2, 8), "epochs": (1, 20),
-            "price": (2.5,), "data_machines": (0, 1, 3), "data_cores": (4, 64), "data_instance": ("c5", "x9"),
+            "price": (2.5,), "machines": (2, 4),
         }  # fmt: skip
         keys = self._random.sample(list(values), self.one_of((0, 1, 1, 2, 3)))
-        if "data_machines" in keys and self.often(0.7):
-            keys = ["data_machines", self.one_of(("data_cores", "data_instance"))]
         return [f"{key}={self.one_of(values[key])}" for key in keys]
 
     def _thresholds(self) -> Drawn:

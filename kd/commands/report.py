@@ -25,9 +25,6 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run trains, or after it failed
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one
-  kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
-                                          the same with a data tier (or another one, or 0); an
-                                          instance is one of the run's monitor.prices; data_cores=N needs no prices
   kd-report RUN_FOLDER --set kernels=5    changes what a run records while it trains, on its machine; words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
@@ -40,16 +37,7 @@ Needs neither torch nor a network.
 class WhatIf(Change, CommandOptions):
     """The words after ``--what-if``."""
 
-    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {
-        "machines": ("gpus",),
-        "data_cores": ("data_instance",),
-    }
-
-    def __post_init__(self) -> None:
-        """Refuses changes that contradict each other."""
-        super().__post_init__()
-        if self.data_machines == 0 and (self.data_cores or self.data_instance):
-            raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
+    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {"machines": ("gpus",)}
 
 
 FLAGS = ("--open", "--what-if", "--set")

@@ -269,7 +269,6 @@ def test_what_if(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cost" in table
     for folder, change, message in (
         (run, "cache=on", "has no teacher whose answers could be kept"),
-        (run, "data_machines=2", "needs a run of kd-train"),
         (str(two_runs / "plain"), "workers=2", "does not say how many processes it has"),
     ):
         assert report_main([folder, "--what-if", change]) == 2

@@ -7,7 +7,7 @@ import pytest
 
 from kd.cli import report_main
 from kd.errors import UserError
-from kd.report.costs import Change, outlook_table, predict, present
+from kd.report.costs import Change, outlook_table, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from tests._pages import tier_run, write_run
@@ -85,25 +85,8 @@ def test_the_command_says_how_far_it_can_be_wrong(
         ("gpus=many", "gpus: must be a whole number, got 'many'"),
         ("workers=1.5", "workers: must be a whole number, got '1.5'"),
         ("price=-1", "price: must be >= 0, got -1"),
-        ("data_machines=-1", "data_machines: must be >= 0, got -1"),
-        ("data_machines=two", "data_machines: must be a whole number, got 'two'"),
-        ("data_machines=2", "data_machines: needs data_cores=N, or data_instance=NAME"),
-        ("data_cores=0", "data_cores: must be >= 1, got 0"),
-        (
-            "data_cores=8",
-            "data_machines: must be given (data_machines=N): the run had no data tier",
-        ),
-        (
-            "data_machines=0 data_cores=8",
-            "data_machines: must be >= 1 with data_cores or data_instance, got 0",
-        ),
         ("machines=2 gpus=4", "machines: can't be given together with gpus="),
-        (
-            "data_cores=8 data_instance=cpu",
-            "data_cores: can't be given together with data_instance=",
-        ),
-        ("data_machines=1 data_instance=cpu", "data_instance: needs a run with a table of prices"),
-        ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
+        ("data_machines=2", "no key 'data_machines' (it takes cache=, pixels=, workers="),
         ("batch=3", "no key 'batch' (it takes cache=, pixels=, workers="),
     ],
 )
@@ -130,63 +113,6 @@ def test_too_few_records_predict_nothing(
 MACHINES = {"small": {"price": 0.5, "vcpus": 4}, "big:spot": {"price": 6.0, "vcpus": 16}}
 
 
-def starving(**header: Any) -> Facts:
-    """Four GPUs that could train a step in 80 ms and wait 160 more: a loader process takes 480 ms for a batch."""
-    told = {
-        "num_workers": 2,
-        "world_size": 4,
-        "processes": 4,
-        "input_machines": MACHINES,
-        "price_per_hour": 8.0,
-    }
-    found = facts({"data": 160.0, "student": 80.0}, **{**told, **header})
-    found.run.config = {"data": {"img_size": 100}}
-    return found
-
-
-def test_data_machines_make_all_batches() -> None:
-    """480 ms for each of four processes: 480, 240, ... ms with 1, 2, ... makers for each, and never below the 80."""
-    cores = [
-        predict(starving(), Change(data_machines=n, data_cores=4)).step_ms
-        for n in (1, 2, 3, 6, 100)
-    ]
-    assert cores == pytest.approx([480, 240, 160, 80, 80])
-    uneven = predict(
-        starving(), Change(data_machines=1, data_cores=11)
-    )  # 3, 3, 3 and 2: all wait for the last
-    assert uneven.step_ms == pytest.approx(240)
-    few = predict(starving(), Change(data_machines=1, data_cores=2))  # half a maker each
-    assert few.step_ms == pytest.approx(960)
-    bound = predict(
-        starving(), Change(data_machines=100, data_cores=4, workers=3)
-    )  # data.num_workers of the tier
-    assert bound.step_ms == pytest.approx(160)
-    crowded = (
-        starving()
-    )  # a third of a loader's time was a wait for a core, which a machine of its own does not have
-    crowded.run.samples["0"] = [
-        {"t": 0, "cpu": [99.0] * 16, "workers": [60.0] * 8, "loader_wait": [100 / 3] * 8}
-    ]
-    assert predict(crowded, Change(data_machines=1, data_cores=16)).step_ms == pytest.approx(80)
-    shared = predict(starving(), Change(data_machines=6, data_cores=4, gpus=8))
-    assert (shared.step_ms, shared.images_per_s) == (
-        pytest.approx(160),
-        pytest.approx(1000 * 64 * 8 / 160),
-    )
-
-
-def test_what_data_machines_cost() -> None:
-    """A run of (36 + 240) s at 8 an hour; six small machines make it (36 + 80) s at 8 + 3."""
-    six = Change(data_machines=6, data_instance="small")
-    assert predict(starving(), Change()).cost == pytest.approx(8 * 276 / 3600)
-    assert predict(starving(), six).cost == pytest.approx(11 * 116 / 3600)
-    assert "6 data machines would do" in outlook_table(starving(), six).note
-    few = Change(data_machines=9, data_instance="big:spot")
-    assert "2 data machines would do" in outlook_table(starving(), few).note
-    with pytest.raises(UserError, match="no price and vcpus of 'tiny'; known: small, big:spot"):
-        predict(starving(), Change(data_machines=1, data_instance="tiny"))
-
-
 def test_machines_and_a_larger_batch() -> None:
     """Two machines more share an epoch; twice the batch computes twice as long and takes half as many steps."""
     two = facts({"student": 90.0, "optimizer": 10.0}, world_size=2, processes=2)
@@ -198,12 +124,16 @@ def test_machines_and_a_larger_batch() -> None:
     assert "grow with the batch" in outlook_table(two, Change(batch_size=128)).note
 
 
-def test_a_run_that_is_fed_gains_nothing() -> None:
-    fed = facts({"data": 1.0, "student": 99.0}, num_workers=4)
-    fed.run.samples["0"] = [
-        {"t": 0, "cpu": [50.0] * 16, "workers": [20.0] * 4}
-    ]  # 80 ms of computing a batch
-    assert predict(fed, Change(data_machines=1, data_cores=1)).step_ms == pytest.approx(100)
+def test_a_data_tier_stays_as_it_is() -> None:
+    """A step that waits for it waits longer where twice as many processes share it; else it does not matter."""
+    run = with_tier(500, 300, busy_s=360)
+    assert predict(run, Change()).step_ms == pytest.approx(500)
+    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(1000)
+    assert predict(run, Change(gpus=4)).cost == pytest.approx(2 * 8 * 500 * 1.0 / 3600)
+    fed = with_tier(500, 10, busy_s=360)
+    assert predict(fed, Change(gpus=4)).step_ms == pytest.approx(500)
+    with pytest.raises(UserError, match="workers: .* had a data tier"):
+        predict(run, Change(workers=2))
 
 
 def with_tier(step_ms: float, wait_ms: float, busy_s: float, **more: Any) -> Facts:
@@ -212,66 +142,6 @@ def with_tier(step_ms: float, wait_ms: float, busy_s: float, **more: Any) -> Fac
     found.run.headers[0] |= {"world_size": 2, "processes": 2, "batch_size": 64, "batches_per_epoch": 100,
                              "max_epochs": 10, "price_per_hour": 8.0, "input_machines": MACHINES}  # fmt: skip
     return found
-
-
-def test_more_fewer_and_no_machines_of_a_tier() -> None:
-    """A maker says 1.8 s a batch and delivers one in 2: a tenth is overhead, which loaders here do not have."""
-    run = with_tier(500, 300, busy_s=360)
-    assert predict(run, Change()).step_ms == pytest.approx(500)
-    steps = [predict(run, Change(data_machines=n)).step_ms for n in (1, 2, 4, 5, 6)]
-    assert steps == pytest.approx([1000, 500, 250, 200, 200])
-    assert predict(run, Change(data_machines=0)).step_ms == pytest.approx(
-        1800 / 3
-    )  # 4 cores a GPU, one for itself
-    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(
-        1000
-    )  # the same tier for twice as many
-    run.run.config = {"monitor": {"instances": ["gpu", "2*small"]}}
-    assert predict(run, Change(data_machines=5)).cost == pytest.approx(
-        (8 + 1.5) * 1000 * 0.2 / 3600
-    )
-    assert predict(run, Change(data_machines=0)).cost == pytest.approx(7 * 1000 * 0.6 / 3600)
-    assert predict(run, Change(gpus=4)).cost == pytest.approx((2 * 7 + 1) * 500 * 1.0 / 3600)
-    run.run.config = {"data": {"num_workers": 2}}  # as many makers on however many machines
-    assert predict(run, Change(data_machines=5)).step_ms == pytest.approx(500)
-    slow = with_tier(500, 300, busy_s=100)  # makers have time: the way is what a batch takes
-    assert predict(slow, Change(data_machines=9)).step_ms == pytest.approx(500)
-    fed = with_tier(500, 10, busy_s=360)
-    assert (
-        predict(fed, Change()).step_ms
-        == predict(fed, Change(data_machines=9)).step_ms
-        == pytest.approx(500)
-    )
-    unread = with_tier(500, 300, busy_s=360)
-    unread.run.tier = {0: unread.run.tier[0][:1]}
-    assert predict(unread, Change()).step_ms == pytest.approx(500)
-    with pytest.raises(UserError, match="too few records of its data tier"):
-        predict(unread, Change(data_machines=3))
-
-
-@pytest.mark.parametrize("known_by", ["instances", "job"])
-def test_a_lost_machine_is_paid_no_more(known_by: str) -> None:
-    """Of three data machines at 0.5 an hour two were left: the job's 8.5 were 7 for training and 1.5 for the tier."""
-    run = with_tier(500, 300, busy_s=360)
-    trainer = {"price": 7.0, "vcpus": 96, "gpus": 2}
-    run.run.headers[0] |= {"price_per_hour": 8.5, "input_machines": {**MACHINES, "gpu": trainer}}
-    if known_by == "job":
-        group = {"name": "data", "machines": "3 x small", "price_per_hour": 1.5}
-        run.run.job = {"groups": [group]}
-    else:
-        run.run.config = {"monitor": {"instances": ["gpu", "3*small"]}}
-
-    def price(change: Change) -> float:
-        outlook = predict(run, change)
-        assert outlook.cost is not None
-        return outlook.cost / outlook.hours
-
-    tier = present(run)
-    assert tier is not None and (tier.count, tier.price) == (2, pytest.approx(0.5))
-    assert price(Change()) == pytest.approx(7 + 2 * 0.5)
-    assert price(Change(data_machines=3)) == pytest.approx(7 + 3 * 0.5)
-    assert price(Change(data_machines=0)) == pytest.approx(7)
-    assert price(Change(gpus=4)) == pytest.approx(2 * 7 + 2 * 0.5)
 
 
 # -- a run that had a cache ----------------------------------------------------------------------------------------
