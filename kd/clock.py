@@ -371,19 +371,6 @@ def outside_of_the_step(name: str) -> Iterator[None]:
             clock.within(None)
 
 
-@contextmanager
-def unclocked() -> Iterator[None]:
-    """The time of what runs inside counts to the phase around it, whatever :class:`annotate` names there: events on a
-    second CUDA stream would not mark where a phase of the step ends.
-    """
-    clock = _running
-    run_clock(None)
-    try:
-        yield
-    finally:
-        run_clock(clock)
-
-
 class annotate(ContextDecorator):
     """Names a part of the work, as a context or a decorator.
 

@@ -218,22 +218,6 @@ class TeacherSettings(ModelSettings):
     ``shard``: in shards over all processes (FSDP2), for one that fits no single device.
     """
 
-    overlap: bool = False
-    """Answer the next batch on a second CUDA stream beside the student's step, to the same result;
-    of several teachers all do where one says so.
-    """
-
-    def __post_init__(self) -> None:
-        """Refuses ``overlap`` where an answer is stored, or the teacher can't run beside the student's step."""
-        super().__post_init__()
-        if not self.overlap:
-            return
-        for name, value in (("cache", "off"), ("placement", "same"), ("compile", "default")):
-            given = getattr(self, name)
-            is_default_compile = name == "compile" and given is True
-            if given not in (False, value) and not is_default_compile:
-                raise refused("overlap", f"needs {name}={value}, got {given}")
-
 
 @checked_group
 class AskSettings(Checked):
@@ -645,11 +629,6 @@ class DataSettings(Checked):
     same up to rounding. ``ray``: other machines make all batches (extra ``ray``), the same to the
     last bit; ``num_workers`` counts their processes for each training process, and ``auto`` takes
     all of their cores.
-    """
-
-    copy_ahead: bool = False
-    """Copy the next batch to the GPU, and make its views there, on a second CUDA stream beside the
-    step.
     """
 
     on_bad_image: Annotated[str, Like("stop|skip", "must be stop or skip")] = "stop"

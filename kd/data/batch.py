@@ -1,6 +1,6 @@
 """What a training step is given: one batch, as a dict."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any, TypedDict, cast
 
 import torch
@@ -33,7 +33,6 @@ class Batch(TypedDict, total=False):
         records: by the teacher's name, the stored answers to all pictures, uint8 ``(N, bytes)`` of each kind of answer; an
             empty list where one is missing.
         made: answers as such records, by teacher and kind of answer, where a data tier has computed them to fill a cache.
-        answer: returns the teacher's :class:`kd.teachers.answer.Answer`, where it was computed ahead.
         window: the targets of all batches of its accumulation window, where labels are missing
             (:mod:`kd.data.windows`).
     """
@@ -46,7 +45,6 @@ class Batch(TypedDict, total=False):
     decided: Tensor
     records: dict[str, list[Tensor]]
     made: dict[str, Tensor]
-    answer: Callable[[], Any]
     window: list[Tensor]
 
 

@@ -38,7 +38,6 @@ from kd.module.start import by_the_first, settle_once
 from kd.optim import Pace
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
-from kd.teachers.ahead import run_ahead, taken
 from kd.teachers.answer import Answer
 from kd.teachers.open_cache import check_before_fits
 
@@ -170,7 +169,6 @@ class DistillationModule(Inference):
             settle_once(self.trainer, self.student, self.teacher, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
-            run_ahead(self, self.data, self.teacher, self.distillation.answer)
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.student.compile_in_place()
@@ -305,15 +303,11 @@ class DistillationModule(Inference):
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host.
 
         Warns of float pictures in 0..255 in the first batch, the only one that is looked at.
-        Lightning calls it before the batch goes to the device. A batch that was copied or answered ahead
-        (:mod:`kd.teachers.ahead`) is already there and stays as it is.
+        Lightning calls it before the batch goes to the device.
 
         Returns:
             In training the batch with a cache's answers, in validation with the teacher's known decisions; else neither.
         """
-        answered_ahead = taken(batch)
-        if answered_ahead is not None:
-            return answered_ahead
         batch = as_batch(batch)
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
@@ -345,10 +339,7 @@ class DistillationModule(Inference):
         terms.
         """
         batch = as_batch(batch)
-        if "answer" in batch:  # answered ahead
-            answer = batch["answer"]()
-        else:
-            answer = self.distillation.answer(batch)
+        answer = self.distillation.answer(batch)
         trainer = trainer_of(self)
         if trainer is not None:
             self._seed(batch_idx)

@@ -55,9 +55,7 @@ def keep_targets_exact(trainer: Trainer) -> None:
     convert = type(plugin).convert_input
 
     def convert_input(data: object) -> Mapping[str, object]:
-        """A batch in the run's precision, its target as it was; one that was made ahead is converted already."""
-        if isinstance(data, dict) and "ahead" in data:
-            return data
+        """A batch in the run's precision, its target as it was."""
         batch: dict[str, object] = dict(as_batch(data))
         target = batch.pop("target", None)
         return {**convert(plugin, batch), "target": target}

@@ -531,7 +531,6 @@ def smoke(part: Part) -> None:
         "plain": [], "cache-pixels": ["model.teacher.cache=on", "model.teacher.cache_views=1",
                                       "model.teacher.cache_pixels=true"],
         "engine-device": ["data.engine=device", "data.augment.mixup=0.8", "data.augment.color_jitter=0.2"],
-        "ahead": ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=device"],
         "compile": ["model.student.compile=true", "model.teacher.compile=true"], "graphs": graphs,
         "fp16": ["trainer.precision=16-mixed"], "fp32": ["trainer.precision=32-true"],
         "batch-auto": ["data.batch_size=auto", "optim.lr_batch=64"], "workers-auto": ["data.num_workers=auto"],
@@ -578,7 +577,6 @@ def train(part: Part) -> None:
             "no-teacher": ["model.teacher=null", "model.distill_losses={}"],
             "live-compiled": ["model.teacher.compile=true", "model.student.compile=true"],
             "engine-device": ["data.engine=device"],
-            "overlap": ["model.teacher.overlap=true"], "copy-ahead": ["data.copy_ahead=true"],
             "no-monitor": ["monitor.enabled=false"]}  # fmt: skip
     for name, items in list(runs.items())[: 1 if part.small else None]:
         kd_train(part, name, 150, f"recipe={file}", *items)
