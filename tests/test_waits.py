@@ -359,7 +359,7 @@ def test_a_batch_is_copied_and_answered_without_a_wait() -> None:
         place(module, waits)
         for _ in range(3):
             waits.found.clear()
-            batch = to_device(module.on_before_batch_transfer(dict(host), 0))
+            batch = to_device(host)
             module.training_step(batch, 0)
             assert batch["image"].device == CUDA
     assert lines(waits) == set()

@@ -32,7 +32,6 @@ class Batch(TypedDict, total=False):
         decided: of a validation batch, the teacher's decisions, where an earlier pass has made them.
         records: by the teacher's name, the stored answers to all pictures, uint8 ``(N, bytes)`` of each kind of answer; an
             empty list where one is missing.
-        made: answers as such records, by teacher and kind of answer, where a data tier has computed them to fill a cache.
         window: the targets of all batches of its accumulation window, where labels are missing
             (:mod:`kd.data.windows`).
     """
@@ -44,7 +43,6 @@ class Batch(TypedDict, total=False):
     view: int
     decided: Tensor
     records: dict[str, list[Tensor]]
-    made: dict[str, Tensor]
     window: list[Tensor]
 
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """(view, indices ``(N,)``) -> bool ``(N,)``: which training pictures have their answers in the caches."""
-Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
-"""Wraps a collate function: adds a teacher's answers to its batches."""
 Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
 """Samples, and the function that collates them."""
 Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
@@ -349,18 +347,10 @@ class DistillationDataModule(LightningDataModule):
                 batches.append([(int(i), view) for i in indices])
         return batches
 
-    def fill_dataloader(
-        self, batches: list[list[Key]], answering: Answering | None = None
-    ) -> DataLoader:
-        """Loads :meth:`fill_batches`; ``answering`` puts a teacher's answers in place of their pictures, in the loader.
-
-        The first call decides on ``answering`` for all views.
-        """
+    def fill_dataloader(self, batches: list[list[Key]]) -> DataLoader:
+        """Loads :meth:`fill_batches`."""
         if self._filling is None:  # one for all views: a data tier receives it once
-            pictures, collate = self._training()
-            if answering is not None:
-                collate = answering(collate)
-            self._filling = (pictures, collate)
+            self._filling = self._training()
         pictures, collate = self._filling
         return self._loader(pictures, collate, batches)
 

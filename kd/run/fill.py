@@ -1,10 +1,8 @@
 """Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
 
 import time
-from functools import partial
 
 import numpy as np
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler
 from torch.utils.data import DataLoader
@@ -17,7 +15,6 @@ from kd.module.distillation import DistillationModule
 from kd.processes import total
 from kd.progress import bar
 from kd.teachers import (
-    AnsweringCollate,
     CachedTeacher,
     RunTeacher,
     caches_of,
@@ -47,7 +44,6 @@ class Fill(LightningModule):
         self.wanted = wanted
         self.answering_teacher: RunTeacher = teacher
         self.view = 0  # the view that is filled
-        self._by_tier = False  # whether the data tier's machines compute the answers
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
@@ -64,15 +60,11 @@ class Fill(LightningModule):
         """Puts the teachers on their device and opens the caches; a second call changes nothing.
 
         Raises:
-            UserError: as of :func:`kd.teachers.open_cache.open_cache`, or a placement that a data tier can't serve.
+            UserError: as of :func:`kd.teachers.open_cache.open_cache`.
         """
         if self.caches:
             return
-        self._by_tier = self._tier_answers()
-        if self._by_tier:
-            device = torch.device("cpu")
-        else:
-            device = self.trainer.strategy.root_device
+        device = self.trainer.strategy.root_device
         self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
         self.answering_teacher = open_cache(
@@ -85,7 +77,6 @@ class Fill(LightningModule):
 
         The bar counts pictures of all processes, as if each had as many batches as this one.
         """
-        answering = partial(AnsweringCollate, caches=self.caches) if self._by_tier else None
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
         batches = self.pictures.fill_batches(self.view, self._present, rank, ranks)
@@ -94,25 +85,7 @@ class Fill(LightningModule):
         pictures = sum(map(len, batches)) * ranks
         hidden = not self.trainer.is_global_zero
         self._bar = bar(label=f"view {number}/{views}", total=pictures, disable=hidden)
-        return self.pictures.fill_dataloader(batches, answering)
-
-    def _tier_answers(self) -> bool:
-        """Whether the data tier's machines compute the answers, on their GPUs if they have any, which then make all batches;
-        on their CPUs only where this run has no GPU either.
-
-        Raises:
-            UserError: a teacher's placement that they can't serve.
-        """
-        tier = self.pictures.tier
-        if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
-            return False
-        for member in self.teacher.members.values():
-            if member.spec.placement not in ("same", "cpu"):
-                raise UserError(
-                    f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
-                    f"got '{member.spec.placement}'"
-                )
-        return True
+        return self.pictures.fill_dataloader(batches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` ``(n,)`` have all their answers (and pixels) of a view, bool ``(n,)``."""

@@ -5,7 +5,7 @@ number in the training split, and the number of the random crop and changes that
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
-from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
@@ -141,11 +140,8 @@ class CachedTeacher(RunTeacher):
         if not missing:  # another process has stored them after the fetch
             return [torch.from_numpy(records).to(device) for records, _ in stored]
 
-        # compute them, unless a data tier has done so, and store them
-        if "made" in batch:
-            new = [batch["made"][_made_key(name, kind)] for kind in range(len(self.stores))]
-        else:
-            new = self.compute(batch["image"], numbers)
+        # compute and store them
+        new = self.compute(batch["image"], numbers)
         pairs = zip(self.stores, new, strict=True)
         return [self._store(store, view, numbers, records) for store, records in pairs]
 
@@ -276,40 +272,3 @@ def records_of(
             )
         records.append(codec.encode(x))
     return records
-
-
-class AnsweringCollate:
-    """Samples -> their numbers and the teachers' records: what a data tier computes where it fills caches.
-
-    Args:
-        collate: samples -> a batch of pictures.
-        caches: to be filled, by teacher.
-    """
-
-    def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
-        """Takes, of each cache, what a loader's process needs to compute answers: its live teacher and its codecs."""
-        self.collate = collate
-        self.teachers = {name: (cache.live, cache.kinds) for name, cache in caches.items()}
-
-    def __call__(self, samples: Sequence[Any]) -> Batch:
-        """The batch without its pictures: ``index``, ``view``, and under ``made`` each teacher's records by
-        :func:`_made_key`, uint8 ``(N, record_bytes)``.
-
-        Each teacher is put on this process's device first, in its own precision.
-        """
-        batch = self.collate(samples)
-        index = batch["index"]
-        numbers = index.numpy()
-        device = device_of_a_maker()
-        made: dict[str, Tensor] = {}
-        for name, (live, kinds) in self.teachers.items():
-            live.to(device, live.dtype)
-            records_of_kinds = records_of(live, kinds, batch["image"], numbers)
-            for kind, records in enumerate(records_of_kinds):
-                made[_made_key(name, kind)] = records
-        return {"index": index, "view": batch["view"], "made": made}
-
-
-def _made_key(name: str, kind: int) -> str:
-    """The key below ``made`` in a batch: a teacher's name, and the number of a kind of answer."""
-    return f"{name}/{kind}"

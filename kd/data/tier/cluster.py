@@ -21,14 +21,12 @@ from torch import Tensor
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.samples import Samples
-from kd.data.tier.schedule import MB, Made, MakerEnded, Work, device_of_a_maker
+from kd.data.tier.schedule import MB, Made, MakerEnded, Work
 from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
 from kd.settings import TierSpec
 
 KNOCK_S = 10.0  # seconds for an answer of the cluster's head
-MAKERS_A_GPU = 4
-"""Makers share a GPU, each with its own copy of the teacher: while one computes, others read and decode."""
 
 
 def _ray() -> ModuleType:
@@ -65,24 +63,17 @@ def differing(greeting: dict[str, str]) -> str:
 
 
 class BatchMaker:
-    """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods.
+    """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods."""
 
-    Args:
-        gpu: whether it computes on the GPU that the cluster has given it; else it takes nobody's.
-    """
-
-    def __init__(self, gpu: bool) -> None:
-        """Runs in the maker's process, on one core; it can make nothing before :meth:`learn`."""
+    def __init__(self) -> None:
+        """Runs in the maker's process, on one core and no GPU; it can make nothing before :meth:`learn`."""
         torch.set_num_threads(1)
-        if not gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.works: dict[int, Work] = {}
 
     def greet(self) -> dict[str, str]:
-        """Answers once the maker runs: the versions of its libraries, and ``device``, on which it computes teachers'
-        answers.
-        """
-        return {**versions(), "device": device_of_a_maker().type}
+        """Answers once the maker runs: the versions of its libraries."""
+        return versions()
 
     def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
         """Keeps what batches of one kind are made with.
@@ -133,7 +124,6 @@ class RayCluster:
         self._mine = False  # this process has joined it, not its user's own code
         self._folder: Path | None = None  # of a Ray that was started here
         self._guard: subprocess.Popen[bytes] | None = None
-        self._gpus: dict[str, int] = {}  # by the machine's id
 
     def join(self) -> None:
         """Joins the cluster, or without an address starts one on this machine; one that the user's code has joined is used.
@@ -218,11 +208,8 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """(Name, how many makers it has room for) of each machine that carries the label and has a core, by its id.
-
-        Args:
-            gpus: only those with GPUs, and up to :data:`MAKERS_A_GPU` makers a GPU in place of one a core.
+    def machines(self) -> dict[str, tuple[str, int]]:
+        """(Name, how many makers it has room for: one a core) of each machine that carries the label, by its id.
 
         Raises:
             RunError: this machine is no longer part of the cluster.
@@ -235,30 +222,20 @@ class RayCluster:
         machines = {}
         for node in nodes:
             cores = int(node["Resources"].get("CPU", 0))
-            makers = cores
-            if gpus:
-                count = int(node["Resources"].get("GPU", 0))
-                self._gpus[node["NodeID"]] = count
-                makers = count * max(1, min(MAKERS_A_GPU, cores // max(1, count)))
-            if labels <= node["Labels"].items() and cores >= 1 and makers >= 1:
-                machines[node["NodeID"]] = node["NodeManagerHostname"], makers
+            if labels <= node["Labels"].items() and cores >= 1:
+                machines[node["NodeID"]] = node["NodeManagerHostname"], cores
         return machines
 
-    def start(self, node: str, share: float, makers: int, gpu: bool = False) -> Any:
+    def start(self, node: str, share: float) -> Any:
         """Starts a maker on a machine; returns Ray's handle, before the maker runs.
 
         Args:
             node: the machine's id, as of :meth:`machines`.
-            share: of a core that it requests, in (0, 1]; of a GPU, of the part that each maker has of it.
-            makers: how many the machine has room for.
-            gpu: whether it computes on a GPU; then it requests no core.
+            share: of a core that it requests, in (0, 1].
         """
-        needs = {"num_cpus": share}
-        if gpu:
-            needs = {"num_cpus": 0, "num_gpus": share * self._gpus[node] / makers}
         where = {**self.spec.selector, "ray.io/node-id": node}
-        actor = self.ray.remote(BatchMaker).options(**needs, label_selector=where, max_restarts=0)
-        return actor.remote(gpu)
+        maker = self.ray.remote(BatchMaker)
+        return maker.options(num_cpus=share, label_selector=where, max_restarts=0).remote()
 
     def end(self, maker: object) -> None:
         """Ends a maker, by its handle; nothing happens where it has ended or Ray is gone."""

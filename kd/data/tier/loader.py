@@ -88,7 +88,6 @@ class Tier:
         self.rank = rank
         self.cluster = RayCluster(spec)
         self.works: list[Work] = []
-        self.on_gpus = False
         self._lock = threading.Condition()
         self._reset()
 
@@ -126,15 +125,6 @@ class Tier:
         self.cluster.leave()
         self._reset()
 
-    def use_gpus(self) -> bool:
-        """From now on makers on the tier's GPUs make batches, and no other, if it has any: returns whether it has.
-
-        To fill caches of a teacher: call it before the first pass. Joins the cluster first (:meth:`connect`).
-        """
-        self.connect()
-        self.on_gpus = bool(self.cluster.machines(gpus=True))
-        return self.on_gpus
-
     # -- what loaders ask for ----------------------------------------------------------------------------------------
     def loader(
         self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
@@ -169,7 +159,7 @@ class Tier:
         stream = Stream(work, batches, self.spec.queue_mb * MB)
         with self._lock:
             if self._scheduler is None:
-                self._scheduler = Scheduler(*self.rank(), None if self.on_gpus else self.count)
+                self._scheduler = Scheduler(*self.rank(), self.count)
                 self._start_threads()
             self._scheduler.streams.append(stream)
             self._hand_out()
@@ -225,11 +215,9 @@ class Tier:
             raise RunError(f"data.engine: lost the Ray cluster: no answer for {LOST_S:.0f} s")
         if now - max(self._at_work, waiting_since) <= PATIENCE_S:
             return
-        who = " and has a GPU" if self.on_gpus else ""
-        what = "GPUs or cores" if self.on_gpus else "cores"
         raise RunError(
-            f"data.engine: no machine that carries {self.spec.label}{who} has made a batch for {PATIENCE_S:.0f} s "
-            f"(all gone, or their {what} taken by other work)"
+            f"data.engine: no machine that carries {self.spec.label} has made a batch for {PATIENCE_S:.0f} s "
+            "(all gone, or their cores taken by other work)"
         )
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
@@ -279,7 +267,7 @@ class Tier:
 
     def _look(self) -> None:
         """Compares the cluster's machines with those known: reports who came or went, starts missing makers."""
-        present = self.cluster.machines(self.on_gpus)
+        present = self.cluster.machines()
         with self._lock:
             scheduler = self._scheduler
             if scheduler is None:
@@ -307,7 +295,7 @@ class Tier:
     def _start(self, machine: Machine, scheduler: Scheduler) -> None:
         """Starts a maker on a machine; call it with the lock. It gets batches once it has greeted (:meth:`_welcome`)."""
         share = scheduler.share_of_a_core
-        handle = self.cluster.start(machine.node, share, machine.cores, self.on_gpus)
+        handle = self.cluster.start(machine.node, share)
         maker = Worker(machine, handle)
         scheduler.makers.append(maker)
         greeting = handle.greet.remote()
@@ -378,14 +366,11 @@ class Tier:
 
         Other versions of libraries than here end the run.
         """
-        name = maker.machine.name
         wrong = differing(greeting)
         if wrong:
-            reason = f"data.engine: {name} has {wrong}; both must be the same for the same views"
+            reason = f"data.engine: {maker.machine.name} has {wrong}; both must be the same for the same views"
             self._fail(UserError(reason))
         maker.ready = True
-        if self.on_gpus and greeting["device"] == "cpu":
-            self._say(f"Ray counts a GPU of {name} that torch does not find, its cores compute")
 
     def _lost(self, maker: Worker, memory: bool = False) -> None:
         """Gives the batches of a maker that has ended to others; call it with the lock.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch.utils.data import Dataset
 
 from kd.data.batch import Batch
@@ -27,11 +26,6 @@ SLOW = 4.0
 SLOW_S = 1.0
 """Seconds after which a batch is given to a second machine at the earliest."""
 MB = 10**6
-
-
-def device_of_a_maker() -> torch.device:
-    """The GPU that the cluster has given to this process of the tier, or the CPU: it sees no other GPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 Work: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
@@ -63,7 +57,7 @@ class Machine:
     name: str
     """Name for people."""
     cores: int
-    """Cores that it gives to batches, a maker each; the makers of its GPUs where these make them."""
+    """Cores that it gives to batches, a maker each."""
     wanted: int = 0
     """Makers that this process is to have there."""
     failures: int = 0
@@ -204,7 +198,7 @@ class Scheduler:
         stays so.
 
         Args:
-            machines: name and cores (or GPUs) by the machine's id.
+            machines: name and cores by the machine's id.
 
         Returns:
             The machines that have left since the last call.

@@ -34,7 +34,6 @@ SHORT = (
 MIXED = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
 HANGS = "KD_TEST_HANGS"
 ENDS = "KD_TEST_ENDS"
-SHUTS = "KD_TEST_SHUTS"
 
 
 def audited(runs: Path, name: str, rank: int = 0) -> list[dict[str, Any]]:
@@ -135,8 +134,6 @@ class DisturbedSplit(FileSplit):
         """Reads, on a machine that is well."""
         if HANGS in os.environ:
             time.sleep(3600)
-        if SHUTS in os.environ:
-            wait_for(lambda: not Path(os.environ[SHUTS]).exists())
         if ENDS in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
         return super().read(i)
@@ -174,34 +171,6 @@ def cluster(head: Any) -> Iterator[Any]:
 
 def data_machine(cluster: Any, cores: int = 1, **env: str) -> Any:
     return cluster.add_node(num_cpus=cores, labels={"kd-role": "data"}, env_vars=env)
-
-
-def gpu_machine(cluster: Any, cores: int, gpus: int, **env: str) -> Any:
-    """As Ray sees it: there may be no such GPU, then its processes compute on the CPU."""
-    return cluster.add_node(num_cpus=cores, num_gpus=gpus, labels={"kd-role": "data"}, env_vars=env)
-
-
-class Placed:
-    """Samples -> a batch that says which process has made it, with which of its machine's GPUs."""
-
-    def __init__(self, collate: Callable[..., Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: Any) -> dict[str, Any]:
-        """The batch."""
-        gpus = (
-            ray.get_runtime_context().get_accelerator_ids()["GPU"] if ray.is_initialized() else []
-        )
-        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        who = [f"{node} {','.join(gpus)} {seen} {os.getpid()}"]
-        return {**self.collate(samples), "who": who}
-
-
-def filling(data: DistillationDataModule, view: int = 0) -> Any:
-    """Batches as a cache's filling asks for them: none of its answers is there."""
-    batches = data.fill_batches(view, lambda view, index: index < 0, 0, 1)
-    return data.fill_dataloader(batches, Placed)
 
 
 def module(
@@ -272,101 +241,6 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
         "has come (1 processes)" in told.err and "has gone; 2 machine(s) make batches" in told.err
     )
     assert "raylet" not in told.out + told.err
-    data.teardown("fit")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_gpus_of_the_tier_compute_the_answers(
-    cluster: Any, many: Path, recipe: Path, capsys: Any
-) -> None:
-    """Processes on its GPUs, none elsewhere; the cache is the one that is filled here, record by record."""
-    plain, machine = data_machine(cluster, 2), gpu_machine(cluster, 2, 2)
-    data = module(many, cluster, num_workers=8)
-    assert data.tier.use_gpus()
-    found = list(filling(data)) + list(filling(data, 1))
-    assert ray.available_resources().get("GPU", 0) == 0  # both are taken
-    wanted = [batch for view in (0, 1) for batch in filling(module(many), view)]
-    who = {batch.pop("who")[0] for batch in found}
-    assert [batch.pop("who") for batch in wanted] and same(found, wanted)
-    nodes, given, seen, processes = zip(*(each.split(" ") for each in sorted(who)), strict=True)
-    assert set(nodes) == {machine.node_id} and plain.node_id not in nodes
-    assert given == seen == ("0", "1") and len(set(processes)) == 2
-    assert (
-        len(data.tier._scheduler.makers) == 2 and len(data.tier.works) == 1
-    )  # both views are one kind of batch
-    data.teardown("fit")
-
-    folders = {name: recipe.parent / name for name in ("here", "tier")}
-    for name, folder in folders.items():
-        over = (
-            ["config=remote_data", f"data.tier.address={cluster.address}"] if name == "tier" else []
-        )
-        items = [
-            f"recipe={recipe}",
-            *over,
-            f"model.teacher.cache_dir={folder}",
-            "model.teacher.cache_views=2",
-        ]
-        assert main("cache", items) == 0
-        told = capsys.readouterr()
-        assert "96 answers computed" in told.out
-    assert ("Ray counts a GPU of" in told.err) is not torch.cuda.is_available()
-    files = {
-        name: sorted(f for f in folder.rglob("*") if f.is_file())
-        for name, folder in folders.items()
-    }
-    binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
-    assert binary
-    if not torch.cuda.is_available():  # a GPU rounds in its own way
-        assert all(a.read_bytes() == b.read_bytes() for a, b in binary)
-    assert main("cache", [*items, "model.teacher.placement=shard"]) == 2
-    assert (
-        "model.teacher.placement: must be same or cpu where a data tier computes"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_machines_with_gpus_may_vanish_in_mid_fill(
-    cluster: Any, many: Path, tmp_path: Path
-) -> None:
-    """What they had in hand is computed by others: nothing is lost, doubled or out of order."""
-    shut = tmp_path / "shut"  # while it is there no picture can be read
-    first, second = (gpu_machine(cluster, 1, 1, **{SHUTS: str(shut)}) for _ in range(2))
-    data = module(many, cluster)
-    assert data.tier.use_gpus()
-    batches = iter(filling(data))
-    found, crew = [next(batches)], data.tier._scheduler
-    wait_for(lambda: len(crew.makers) == 2 and all(maker.ready for maker in crew.makers))
-    shut.touch()
-    stream = crew.streams[0]
-
-    def both_wait() -> bool:
-        if stream.used in stream.ready:  # takes what was made before it was shut
-            found.append(next(batches))
-        return len(crew.makers) == 2 and all(maker.jobs for maker in crew.makers)
-
-    wait_for(both_wait)
-    makers = [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if "BatchMaker" in " ".join(p.cmdline())
-    ]
-    before = {maker.handle for maker in crew.makers}
-    makers[0].kill()
-    wait_for(lambda: both_wait() and {maker.handle for maker in crew.makers} != before)
-    again = crew.repeated
-    assert again > 0
-    cluster.remove_node(first, allow_graceful=False)
-    wait_for(lambda: crew.machines[first.node_id].gone)
-    assert crew.repeated > again and not crew.machines[second.node_id].gone
-    shut.unlink()
-    found += list(batches)
-    wanted = list(filling(module(many)))
-    assert found[-1]["who"][0].startswith(second.node_id)
-    assert all(batch.pop("who") for batch in (*found, *wanted)) and same(found, wanted)
     data.teardown("fit")
 
 
