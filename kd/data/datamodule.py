@@ -91,7 +91,6 @@ class DistillationDataModule(LightningDataModule):
             self.tier = loader.Tier(given.tier or TierSpec(), workers, self._rank)
             self.auto -= {"num_workers"}
             self.num_workers = 0  # the tier's machines load, none of this machine's processes
-        self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
         # Pictures and labels.
         self.source = source or FoodTagMini()
@@ -171,8 +170,7 @@ class DistillationDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Shuffled, augmented batches of this process, from the position that was restored.
 
-        The loader is wrapped where targets of accumulation windows are added, where DALI begins a batch early, and by
-        ``wrap_loader``.
+        The loader is wrapped where targets of accumulation windows are added, and where DALI begins a batch early.
 
         Raises:
             UserError: a global batch larger than the training set, or than an epoch.
@@ -190,8 +188,6 @@ class DistillationDataModule(LightningDataModule):
             loader = WindowedLoader(loader, accumulate, partial(_batches_left, trainer))
         if trainer is not None and self.engine == "dali":
             loader = self._engine.OneAhead(loader, self._finish, trainer.strategy.root_device)  # type: ignore[union-attr]
-        if self.wrap_loader:
-            return self.wrap_loader(loader)
         return loader
 
     @property

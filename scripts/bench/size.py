@@ -1,11 +1,11 @@
 """Do scores before training rank the sizes of students? Spearman's rank correlation with what training makes of them.
 
     python scripts/bench/size.py recipe=grocery_vit data.source.root=DIR model.teacher.checkpoint=TEACHER \
-        [candidates=12] [sizes=w192d12h3,...] [steps=60] [epochs=5]
+        [candidates=12] [sizes=w192d12h3,...] [epochs=5]
 
-Each size is scored right after inheriting and after a short distillation, as ``kd-size`` does on held-out training
-pictures, then trained with the recipe for some epochs from a fresh start, and validated. Printed: all figures, rho of
-both scores with the result, and how much worse the size with the best score is than the best in hindsight. ``sizes=``
+Each size is scored right after inheriting, as ``kd-size`` does on held-out training pictures, then trained with the
+recipe for some epochs from a fresh start, and validated. Printed: all figures, rho of the score with the result, and how
+much worse the size with the best score is than the best in hindsight. ``sizes=``
 takes these of the grid, beside the recipe's own student, instead of the default ones.
 """
 
@@ -24,7 +24,7 @@ import kd
 from kd.fleet.sizing import search
 from kd.fleet.sizing.candidates import candidates
 
-OWN = {"candidates": 12, "steps": 60, "epochs": 5}
+OWN = {"candidates": 12, "epochs": 5}
 
 
 def main(words: list[str]) -> None:
@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
         ]
     settings = {"runs_dir": tempfile.mkdtemp(prefix="kd-bench-") + "/runs", **given}
     start = time.process_time()
-    rows, _ = kd.size(recipe, {**settings, "candidates": own["candidates"], "steps": own["steps"]})
+    rows, _ = kd.size(recipe, {**settings, "candidates": own["candidates"]})
     searched = time.process_time() - start
     for row in rows:
         student = {
@@ -56,15 +56,13 @@ METRIC = "acc1"
 
 def show(rows: list[dict], own: dict[str, int], seconds: float) -> None:
     """Prints the table and what follows from it."""
-    print(
-        f"\n| size | parameters (M) | ms | before | after {own['steps']} steps | val after {own['epochs']} epochs |"
-    )
-    print("|---|---|---|---|---|---|")
+    print(f"\n| size | parameters (M) | ms | before | val after {own['epochs']} epochs |")
+    print("|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: row["params"]):
         print(f"| {row['name']} | {row['params_m']:.3f} | {row['latency_ms']:.2f} | {row['before']:.1%} | "
-              f"{row['after']:.1%} | {row['trained']:.1%} |")  # fmt: skip
+              f"{row['trained']:.1%} |")  # fmt: skip
     trained = torch.tensor([row["trained"] for row in rows])
-    for key in ("before", "after", "params_m"):
+    for key in ("before", "params_m"):
         score = torch.tensor([float(row[key]) for row in rows])
         lost = float(trained.max() - trained[score.argmax()])
         print(f"\n{key}: rho {float(spearman_corrcoef(score, trained)):.3f} over {len(rows)} sizes; its best is "

@@ -138,7 +138,7 @@ def candidates(
     if parent is None and not archs:
         raise UserError(
             f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
-            "archs=NAME,... are scored by a short distillation"
+            "kd-tune 'search.model.student.arch=[...]' objective=val/acc1,latency_ms trains each"
         )
     if parent is not None:
         for grid in _grids(student, teacher, teacher.members[parent], all_sizes):

@@ -58,23 +58,14 @@ class SizeOptions(Conditions, Budget):
     candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
     """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
     archs: list[str] = field(default_factory=list)
-    """Models of timm's beside them; what can't inherit is scored by the distillation alone."""
+    """Models of timm's beside them, which start from the teacher's layers too."""
     img_sizes: Annotated[list[int], Range("> 0")] = field(default_factory=list)
     """Sides of the students' input; default: the recipe's."""
-    steps: Annotated[int, Range(">= 0")] | None = None
-    """Of a short distillation of all that meet the budgets, which then decides; default: 0, with archs= 60."""
 
     @property
     def conditions(self) -> Conditions:
         """Under which latency is measured."""
         return Conditions(self.runtime, self.int8, self.threads, self.batch)
-
-    @property
-    def distilled_steps(self) -> int:
-        """Optimizer steps of the short distillation; 0: none, candidates are scored as inherited."""
-        if self.steps is not None:
-            return self.steps
-        return 60 if self.archs else 0
 
 
 def check_plan(options: SizeOptions) -> None:

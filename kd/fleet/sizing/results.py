@@ -73,7 +73,6 @@ def table(sizes: Mapping[str, Any]) -> Table:
         "latency (ms)": [_fixed(row, "latency_ms", 2) for row in rows],
         "rounds (ms)": [_rounds(row) for row in rows],
         "before training": [format_metric(metric, row.get("before")) for row in rows],
-        f"after {sizes['steps']} steps": [format_metric(metric, row.get("after")) for row in rows],
         "parameters (M)": [_fixed(row, "params_m", 2) for row in rows],
         "file (MB)": [_fixed(row, "mb", 1) for row in rows],
         "": [_remarks(row, sizes) for row in rows],

@@ -1,19 +1,13 @@
-"""How good candidates are before they are trained: right after inheriting, and after a short distillation."""
+"""How good candidates are before they are trained: right after inheriting."""
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import count
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.first_weights import give_first_weights
 from kd.distill.student import Student
@@ -24,9 +18,8 @@ from kd.module.evaluation import look, look_at
 from kd.progress import bar
 from kd.run.build import build, module_of
 from kd.run.run import Run
-from kd.run.trainer import make_trainer
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL, Answer
+from kd.teachers.answer import ALL
 from kd.teachers.build import shared_teachers
 
 PICTURES = 256
@@ -36,200 +29,56 @@ HELD_OUT = 0.2
 """Share of the training pictures that candidates are scored on: few pictures rank poorly."""
 AT_ONCE = 12
 """Candidates that start together, with one pass over the teacher's layers; more take more memory."""
-SCORED_TOGETHER = 4
-"""Candidates that are scored by one pass over the held-out pictures after their distillation."""
-KEPT_BYTES = 2 << 30
-"""Most memory for the training batches that all candidates share; beyond it each reads its own."""
-NEVER = 10**6
-"""Epochs between validations."""
 TEACHER = "teacher"
 """Name of the teacher among the scores."""
-Keep = Callable[[dict[str, dict[str, float]]], None]
+Keep = Callable[[dict[str, float]], None]
 """Takes scores by candidate as soon as they are known."""
 
 
-def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> None:
-    """Scores candidates on training pictures that are held out; without a classifier on the probe's.
+def score(run: Run, candidates: Sequence[Candidate], keep: Keep) -> None:
+    """Scores candidates right after they have inherited, on training pictures that are held out; without a classifier on
+    the probe's.
 
     A metric is in its own unit, of accuracies a share in [0, 1].
 
     Args:
         run: the recipe's; it is built again for each group of candidates.
-        candidates: to be scored, :data:`AT_ONCE` at a time.
-        steps: of the short distillation; 0: none.
-        keep: is called with scores by candidate: after each group has inherited, with ``before`` of each one that
-            inherits ({} of others) and of the teacher; then, with ``steps``, after each :data:`SCORED_TOGETHER` of them
-            are distilled, with their ``before``, if any, and ``after``.
+        candidates: to be scored, :data:`AT_ONCE` at a time; all inherit.
+        keep: is called with the scores of each group, and with the teacher's.
     """
-    reading = SharedReading()
     # the largest first: a batch size that is measured for it suits all
     ordered = sorted(candidates, key=lambda candidate: candidate.cost, reverse=True)
     for first in range(0, len(ordered), AT_ONCE):
         group = ordered[first : first + AT_ONCE]
-        modules, data = _built(run, group, steps)
+        modules, data = _built(run, group)
         students = {name: module.student for name, module in modules.items()}
         module = run.module
         data.sample_pictures = cache(data.sample_pictures)  # type: ignore[method-assign]
         pictures = data.sample_pictures
         give_first_weights(list(students.values()), module.teacher, pictures, data.sample)
-        drawn = {candidate.name for candidate in group if not candidate.inherits}
-        scores: dict[str, dict[str, float]] = {}
-        before = measured(students, data, module.device, module.teacher)
-        for name, value in before.items():
-            scores[name] = {}
-            # of drawn or pre-trained weights none is kept before a distillation
-            if name not in drawn:
-                scores[name]["before"] = value
-        keep(scores)
-        if not steps:
-            continue
-        all_names = [candidate.name for candidate in group]
-        for start in range(0, len(group), SCORED_TOGETHER):
-            names = all_names[start : start + SCORED_TOGETHER]
-            for name in names:
-                _distill(run, modules[name], reading, label=f"distilling {name}")
-            after = measured({name: students[name] for name in names}, data, module.device)
-            for name in names:
-                scores[name]["after"] = after[name]
-            keep({name: scores[name] for name in names})
-
-
-class SharedReading:
-    """What the first candidate's distillation reads and all others read again: batches, and the teacher's answers.
-
-    All are trained by the same settings and so on the same batches; the loader, its workers and the teacher run once.
-    """
-
-    def __init__(self) -> None:
-        self.passes: list[list[Batch]] = []  # the batches of each epoch, in order
-        self.answers: list[Answer] = []  # of the steps, in order
-        self.bytes_left = KEPT_BYTES
-
-    def share(self, module: DistillationModule, data: DistillationDataModule) -> None:
-        """Makes the next fit of a module read what there is, and keep what it is the first to read."""
-        module.begun = True
-        step = module.distillation
-        step.answer = self._answer(step.answer)  # type: ignore[assignment,method-assign]
-        data.wrap_loader = lambda loader: SharedLoader(loader, self)
-
-    def _answer(self, ask: Callable[[Batch], Answer]) -> Callable[[Batch], Answer]:
-        """The teacher's answer to each batch of a training.
-
-        Answers of features and maps are not kept: they would fill the memory.
-
-        Args:
-            ask: gives a new answer.
-        """
-        steps = count()
-
-        def answer(batch: Batch) -> Answer:
-            """The answer of this step."""
-            step = next(steps)
-            if step < len(self.answers):
-                return self.answers[step]
-            given = ask(batch)
-            rows = all(isinstance(x, Tensor) and x.ndim == 2 for x in given.logits.values())
-            if rows and not given.features:
-                self.answers.append(given)
-            return given
-
-        return answer
-
-    def read(self, epoch: int, loader: DataLoader) -> Iterator[Batch]:
-        """The batches of an epoch, from memory where they are all there.
-
-        Args:
-            epoch: of the fit, from 0.
-            loader: reads them where they are not kept: at first, and where they would take more than
-                :data:`KEPT_BYTES`.
-        """
-        if epoch < len(self.passes):
-            yield from self.passes[epoch]
-            return
-        kept: list[Batch] = []
-        if self.bytes_left > 0:
-            self.passes.append(kept)
-        for batch in loader:
-            if self.bytes_left > 0:
-                # a copy: a worker's batch is in shared memory, of which containers have little
-                kept.append(apply_to_collection(batch, Tensor, Tensor.clone))
-                apply_to_collection(batch, Tensor, self._count)
-            if self.bytes_left <= 0:
-                self.passes.clear()
-            yield batch
-
-    def _count(self, part: Tensor) -> None:
-        """Subtracts a tensor that is kept from what the memory may take."""
-        self.bytes_left -= part.nbytes
-
-
-class SharedLoader:
-    """A fit's training loader that takes its batches from a :class:`SharedReading`."""
-
-    def __init__(self, loader: DataLoader, reading: SharedReading) -> None:
-        """Wraps a loader; Lightning reads ``batch_sampler``, to set its epoch."""
-        self.loader = loader
-        self.reading = reading
-        self.batch_sampler = loader.batch_sampler
-        self._epochs = count()
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.reading.read(next(self._epochs), self.loader)
-
-
-def _distill(run: Run, module: DistillationModule, reading: SharedReading, label: str) -> None:
-    """Trains a module for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
-
-    Args:
-        run: its settings make the trainer, a new one at each call; nothing is validated. What its data leave to be
-            measured (``auto``) is measured for the first module that is trained.
-        module: has its first weights.
-        reading: gives batches and answers.
-        label: of the bar.
-    """
-    data = run.data
-    run.module = module
-    reading.share(module, data)
-    trainer = make_trainer(run)
-    with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
-
-        def show(trainer: Trainer, *_: object) -> None:
-            left.update(trainer.global_step - left.n)
-
-        trainer.callbacks[:] = [LambdaCallback(on_train_batch_end=show)]  # type: ignore[attr-defined]
-        trainer.fit(module, data)
-    data.auto.clear()
+        keep(measured(students, data, module.device, module.teacher))
 
 
 def _built(
-    run: Run, group: Sequence[Candidate], steps: int
+    run: Run, group: Sequence[Candidate]
 ) -> tuple[dict[str, DistillationModule], DistillationDataModule]:
-    """Builds the run on one device, without validation and callbacks, and a module for each candidate.
+    """Builds the run on one device, and a module for each candidate.
 
-    The modules share the run's teacher. Nothing is trained or inherited yet.
+    The modules share the run's teacher. Nothing is inherited yet.
 
     Args:
         run: the recipe's; its settings are changed.
         group: the candidates.
-        steps: optimizer steps that they train; for 0 the trainer, which needs one at least, is not used.
 
     Returns:
         The modules by the candidates' names, and the data, part of which is held out.
     """
     run.change(
         {
-            "trainer.max_steps": max(1, steps),
-            "trainer.max_epochs": -1,
             "trainer.devices": 1,
             "trainer.num_nodes": 1,
             "trainer.strategy": "auto",
-            "trainer.logger": False,
             "trainer.callbacks": None,
-            "trainer.check_val_every_n_epoch": NEVER,
-            "trainer.enable_progress_bar": False,
         }
     )
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
@@ -239,9 +88,7 @@ def _built(
         build(run)
         for candidate in group:
             settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
-            if candidate.inherits:
-                pictures = fitted_on(run.module.student)
-                settings["model.student.inherit_pictures"] = pictures
+            settings["model.student.inherit_pictures"] = fitted_on(run.module.student)
             modules[candidate.name] = module_of(run, settings)
     return modules, hold_out(run.module, run.data)
 

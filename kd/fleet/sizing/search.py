@@ -128,8 +128,7 @@ class SizeSearch:
 
         to_score = []
         for candidate in self.candidates:
-            says_something = candidate.inherits or self.plan.distilled_steps > 0
-            if says_something and not exceeded(rows[candidate.name], budget):
+            if candidate.inherits and not exceeded(rows[candidate.name], budget):
                 to_score.append(candidate)
         self._score(to_score, rows)
         choice = choose(list(rows.values()), budget, self.sign)
@@ -140,7 +139,6 @@ class SizeSearch:
             "budget": budget,
             "conditions": asdict(self.plan.conditions),
             "machine": processor(),
-            "steps": self.plan.distilled_steps,
             # pictures that score the candidates
             "held_out": len(self.data.split(split_of(self.student)).targets),
             # training pictures, at most, that inherited layers are fitted on
@@ -238,39 +236,36 @@ class SizeSearch:
             },
             "optim": config["optim"],
             "sample": fitted_on(self.student),
-            "steps": self.plan.distilled_steps,
         }
 
     def _score(self, scored: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        """Adds ``before`` and ``after`` (the distillation) to the rows, and ``score``, which decides.
+        """Adds ``score`` to the rows, and the same as ``before``.
 
-        ``score`` is ``after`` where there is a distillation, else ``before``. Scores of earlier searches are read from
-        the results; only the others are measured.
+        Scores of earlier searches are read from the results; only the others are measured.
 
         Args:
-            scored: candidates within the budget.
+            scored: candidates within the budget, which inherit.
             rows: of all candidates, by name; changed in place.
         """
         basis = self._basis()
-        decisive = "after" if self.plan.distilled_steps else "before"
         settings = {candidate.name: candidate.settings() for candidate in scored}
 
-        def keep(scores: dict[str, dict[str, float]]) -> None:
+        def keep(scores: dict[str, float]) -> None:
             """Writes scores by candidate's name to ``results.json`` at once: an interrupted search loses none."""
-            for name, values in scores.items():
+            for name, value in scores.items():
                 # the teacher is scored along with each group of candidates
-                self.results.keep(values, "score", settings.get(name, name), basis)
+                self.results.keep({"before": value}, "score", settings.get(name, name), basis)
             self.results.write()
 
-        missing = []
-        for candidate in scored:
-            scores = self.results.of("score", settings[candidate.name], basis)
-            if decisive not in scores:
-                missing.append(candidate)
-        score(self.run, missing, self.plan.distilled_steps, keep)
+        missing = [
+            candidate
+            for candidate in scored
+            if not self.results.of("score", settings[candidate.name], basis)
+        ]
+        score(self.run, missing, keep)
         for name, of_candidate in settings.items():
             values = self.results.of("score", of_candidate, basis)
-            rows[name].update(values, score=values[decisive])
+            rows[name].update(values, score=values["before"])
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:

@@ -47,7 +47,7 @@ def test_every_kind_of_target_has_a_size(
     recipe, teacher = _recipe(tmp_path, metric)
     trained = kd.train(recipe, {"model.student": teacher, "trainer.max_epochs": 4})
     given = {
-        "model.teacher": {**teacher, "checkpoint": str(trained.folder)}, "candidates": 3, "steps": 1,
+        "model.teacher": {**teacher, "checkpoint": str(trained.folder)}, "candidates": 3,
         "model.student.inherit": "auto", "model.student.kwargs": {**LARGE, "embed_dim": 32}, "preflight": "warn",
         "model.distill_losses": {"kd": {"class_path": LOSSES[metric]}},
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_every_kind_of_target_has_a_size(
     assert (
         choice is not None
         and len(rows) == 3
-        and all({"before", "after"} <= row.keys() for row in rows)
+        and all({"before", "score"} <= row.keys() for row in rows)
     )
     student = (tmp_path / "sizes" / "tiny" / "000" / "student.yaml").read_text()
     assert choice["name"] in student

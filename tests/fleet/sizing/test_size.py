@@ -51,7 +51,7 @@ def found(recipe: Path) -> tuple[list[dict], dict | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "Stopwatch", StopwatchHere)
         patch.setattr(timing, "SECONDS", 0.1)
-        return kd.size(recipe, {"candidates": 4, "steps": 2})
+        return kd.size(recipe, {"candidates": 4})
 
 
 def sizes(recipe: Path) -> Path:
@@ -221,7 +221,7 @@ def content(**more: object) -> dict:
     rows = [row("small", 1, 0.5, own=True), row("large", 9)]
     choose(rows, {"latency_ms": 3}, 1)
     return {"recipe": "tiny", "metric": "acc1", "budget": {"latency_ms": 3.0}, "conditions": vars(Conditions()),
-            "machine": "a CPU", "steps": 0, "held_out": 40, "teacher": row("teacher", 20, before=0.9),
+            "machine": "a CPU", "held_out": 40, "teacher": row("teacher", 20, before=0.9),
             "candidates": rows, "choice": "small", "took_s": 1.0, **more}  # fmt: skip
 
 
@@ -263,6 +263,7 @@ WRONG = {
     "archs=": "archs: must not be empty",
     "img_sizes=big": "img_sizes: each must be a valid integer",
     "latency=3": "no key 'latency'",
+    "steps=60": "no key 'steps'",
     "data.source.root=nowhere": "nowhere",
     "archs=resnet999": "timm has no model 'resnet999'",
     "params_m=0.000001": "params_m: no candidate is within 1e-06: the smallest is ",
@@ -302,7 +303,7 @@ def test_a_teacher_that_gives_no_layers(
         "model.teacher: no size can start from its layers: its sizes are drawn up for vision"
         in said
     )
-    assert "archs=NAME,... are scored by a short distillation" in said
+    assert "objective=val/acc1,latency_ms trains each" in said
 
 
 def test_the_table_the_choice_and_the_files(
@@ -311,7 +312,7 @@ def test_the_table_the_choice_and_the_files(
     rows, choice = found
     assert len(rows) == 4 and sum(one["own"] for one in rows) == 1
     assert all(
-        one["inherits"] and {"before", "after", "latency_ms", "mb"} <= one.keys() for one in rows
+        one["inherits"] and {"before", "score", "latency_ms", "mb"} <= one.keys() for one in rows
     )
     assert choice is not None and choice["score"] == max(one["score"] for one in rows)
     written = json.loads((sizes(recipe) / "000" / "sizes.json").read_text())
@@ -334,16 +335,16 @@ def test_results_are_read_again_and_an_interrupted_search_resumes(
     monkeypatch.setattr(
         search, "score", lambda _, missing, *__: scored.append([one.name for one in missing])
     )
-    again, _ = kd.size(recipe, {"candidates": 4, "steps": 2})
+    again, _ = kd.size(recipe, {"candidates": 4})
     assert [one["score"] for one in again] == [one["score"] for one in found[0]]
     file = sizes(recipe) / "results.json"
     known = json.loads(file.read_text())
-    lost = next(key for key, value in known.items() if value.get("after") == again[0]["after"])
-    del known[lost]["after"]
+    lost = next(key for key, value in known.items() if value.get("before") == again[0]["before"])
+    del known[lost]["before"]
     shutil.copy(file, file.with_suffix(".whole"))
     file.write_text(json.dumps(known))
     with pytest.raises(KeyError):  # nothing scores here
-        kd.size(recipe, {"candidates": 4, "steps": 2})
+        kd.size(recipe, {"candidates": 4})
     assert scored == [[], [again[0]["name"]]] or len(scored[1]) == 1
     shutil.move(file.with_suffix(".whole"), file)
 
@@ -369,13 +370,11 @@ def test_the_choice_is_trained(
 def test_runtimes_models_and_input_sizes(given: dict, recipe: Path, tmp_path: Path) -> None:
     if given.get("runtime") == "openvino":
         pytest.importorskip("openvino")
-    rows, choice = kd.size(
-        recipe, {"candidates": 3, "steps": 1, "runs_dir": str(tmp_path / "runs"), **given}
-    )
+    rows, choice = kd.size(recipe, {"candidates": 3, "runs_dir": str(tmp_path / "runs"), **given})
     assert choice is not None and all(one["latency_ms"] > 0 for one in rows)
     others = [one for one in rows if not one["inherits"]]
     assert [one["name"] for one in others] == ["resnet10t"] * ("archs" in given)
-    assert all("after" in one and "before" not in one for one in others)
+    assert not any("before" in one or "score" in one for one in others)
 
 
 @pytest.mark.slow
@@ -393,7 +392,7 @@ def test_students_without_a_classifier_are_compared_by_labelled_pictures(
     })  # fmt: skip
     assert size_main([f"recipe={recipe}"]) == 2
     assert "data.probe.root: sizes of students without a classifier" in capsys.readouterr().err
-    given = {"candidates": 3, "steps": 1, "data.probe.root": str(tmp_path / "labelled")}
+    given = {"candidates": 3, "data.probe.root": str(tmp_path / "labelled")}
     rows, choice = kd.size(recipe, {**given, "model.student.inherit": True})
     assert choice is not None and all(0 <= one["before"] <= 1 for one in rows)
     assert (
