@@ -201,6 +201,4 @@ def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(
     log = tmp_path / "log.txt"
     pids = start_ranks([*items, how], log)
     assert {status_of(pid) for pid in pids} == {0}, log.with_suffix(".0").read_text()
-    assert (
-        len(list((tmp_path / "runs" / "tiny" / "000" / "predictions").iterdir())) == 2
-    )  # its share
+    assert (tmp_path / "runs" / "tiny" / "000" / "fidelity.json").is_file()

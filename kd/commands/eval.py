@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = """\
 kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
 
-  kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [robust=true] [data.key=value ...]
+  kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [data.key=value ...]
 
   MODEL              a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
                      several: side by side on the same pictures, with the differences in points

@@ -1,16 +1,15 @@
 """Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, view) alone."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
-from kd.data.batch import Batch
 from kd.data.own_transform import OwnTransform
 from kd.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
@@ -335,58 +334,3 @@ def inside(images: Tensor, boxes: Tensor) -> Tensor:
     is_in_columns_PW = is_right_of_left_PW & (columns_W < right)
     is_in_rows_PH = is_below_top_PH & (rows_H < bottom)
     return is_in_columns_PW[:, None, :] & is_in_rows_PH[:, :, None]
-
-
-# -- damaged views of validation pictures ------------------------------------------------------------------------------
-# Each takes uint8 (N, 3, H, W) and one of STRENGTHS, and gives uint8 (N, 3, H, W). kd-eval scores models on them.
-STRENGTHS = (1, 2, 3)
-
-
-def blur(images: Tensor, strength: int) -> Tensor:
-    """Gaussian, of 1, 2 or 3 hundredths of the picture's height as standard deviation, half a pixel at least."""
-    sigma = max(0.5, strength * images.shape[-2] / 100)
-    return tvf.gaussian_blur(images, [2 * round(3 * sigma) + 1] * 2, [sigma] * 2)
-
-
-def noise(images: Tensor, strength: int) -> Tensor:
-    """Gaussian, of 0.05, 0.1 or 0.15 of the range as standard deviation; a batch of the same shape gets the same noise."""
-    with seeded(strength):
-        return tvf.gaussian_noise(images, sigma=0.05 * strength)
-
-
-def jpeg(images: Tensor, strength: int) -> Tensor:
-    """Compressed at quality 50, 25 or 10."""
-    return tvf.jpeg(images, {1: 50, 2: 25, 3: 10}[strength])
-
-
-def brightness(images: Tensor, strength: int) -> Tensor:
-    """Darkened to 0.7, 0.5 or 0.3."""
-    return tvf.adjust_brightness(images, {1: 0.7, 2: 0.5, 3: 0.3}[strength])
-
-
-CORRUPTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "blur": blur, "noise": noise, "jpeg": jpeg, "brightness": brightness,
-}  # fmt: skip
-
-
-class Corrupted:
-    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, all else as it is.
-
-    Args:
-        batches: of a loader.
-        name: a key of :data:`CORRUPTIONS`.
-        strength: one of :data:`STRENGTHS`.
-    """
-
-    def __init__(self, batches: Iterable[Batch], name: str, strength: int) -> None:
-        """Stores the arguments, which are the class's."""
-        self.batches = batches
-        self.corrupt = CORRUPTIONS[name]
-        self.strength = strength
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.batches))
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            yield {**batch, "image": self.corrupt(batch["image"], self.strength)}

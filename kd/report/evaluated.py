@@ -124,25 +124,6 @@ def paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
     )
 
 
-def robust_table(result: Mapping[str, Any], whose: str = "") -> Table:
-    """The task's main metric on damaged pictures, at three strengths.
-
-    Args:
-        result: of ``kd-eval``, with ``robust`` and ``robust_metric``.
-        whose: begins the title, ``NAME: ``; "" for a single run.
-    """
-    metric = result["robust_metric"]
-    rows = []
-    for damage, models in result["robust"].items():
-        for model, values in models.items():
-            row = [damage, model]
-            for value in values:
-                row.append(format_metric(metric, value))
-            rows.append(row)
-    title = f"{whose}{metric} on damaged pictures, by strength"
-    return Table(title, ["", "", "1", "2", "3"], rows)
-
-
 def certificate_table(certificate: Mapping[str, Any], pictures: str) -> Table:
     """What is proven of one model beside another, its answer first.
 

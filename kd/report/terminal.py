@@ -18,7 +18,6 @@ from kd.report.evaluated import (
     model_name,
     models_table,
     paired,
-    robust_table,
 )
 from kd.report.metric import counted, duration, format_metric, in_tables
 from kd.report.tables import Part, Table, is_text, sentences, text_of_cell
@@ -144,8 +143,6 @@ def evaluation_parts(
             shown.append(sentences("", [whose + lost] if lost else []))
         if "certificate" in result:
             shown.append(certificate_table(result["certificate"], name))
-        if "robust" in result:
-            shown.append(robust_table(result, whose))
     return [*shown, *parts]
 
 

@@ -59,8 +59,7 @@ class Disputes:
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, ``(N,)`` class ids."""
     _newest: Tensor | None = None
-    """The newest input of the judge's classifier; the damaged pictures of ``robust=true`` go through it too, and are not
-    kept."""
+    """The newest input of the judge's classifier."""
 
     @classmethod
     def of(cls, subject: Subject) -> "Disputes":

@@ -83,7 +83,7 @@ class EvalOptions(CertificateOptions):
         "latency_ms": ("share", "accuracy"),
         "share": ("accuracy",),
         "margin": ("share", "latency_ms"),
-        "pays": ("split", "folder", "robust", "disputed", "margin", "cascade"),
+        "pays": ("split", "folder", "disputed", "margin", "cascade"),
     }
     split: str = ""
     """The data's split: val (default), train, or for an ImageFolder any folder below its root; of a certificate or cascade
@@ -92,8 +92,6 @@ class EvalOptions(CertificateOptions):
     """Other pictures: DIR/<class>/*.jpg, with class names of the model."""
     out: Path | None = None
     """FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures."""
-    robust: bool = False
-    """Also on damaged pictures: blur, noise, JPEG, brightness, three strengths each."""
     groups: str | None = None
     """A regular expression with brackets around what the names of pictures that belong together share."""
     cascade: bool = False

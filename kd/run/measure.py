@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from kd.callbacks.fidelity import write_fidelity
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import classes_below, identity, printable
-from kd.data.transforms import CORRUPTIONS, STRENGTHS, Corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about
@@ -447,7 +446,7 @@ def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> N
 def measure(
     subject: Subject, options: EvalOptions, listeners: Sequence[Listener], own_data: bool
 ) -> dict[str, Any]:
-    """Measures a model, and its teacher where it has one: metrics, fidelity and, where wanted, damaged pictures.
+    """Measures a model, and its teacher where it has one: metrics and fidelity.
 
     Args:
         subject: the model and its pictures.
@@ -459,8 +458,8 @@ def measure(
     Returns:
         The content of ``eval_*.json``, but for what :class:`_Proof` adds: ``run``, ``data``, ``pictures`` (how many),
         ``identity`` (of pictures and labels), ``left_out`` (how many files beside the pictures are none, by the ending of
-        their names), ``student`` and ``teacher`` (``params`` and the task's metrics), ``fidelity``, ``robust`` (of damaged
-        pictures) and ``robust_metric`` (its metric's name); what does not apply is missing.
+        their names), ``student`` and ``teacher`` (``params`` and the task's metrics) and ``fidelity``; what does not apply
+        is missing.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = subject.data
@@ -492,32 +491,7 @@ def measure(
         result["teacher"] = {"params": teacher_params, **metrics["teacher"]}
     if fidelity is not None:
         result["fidelity"] = fidelity.result(classes)
-    if options.robust:
-        result["robust_metric"] = task.primary
-        result["robust"] = _robust(subject, options, device)
     return result
-
-
-def _robust(
-    subject: Subject, options: EvalOptions, device: torch.device
-) -> dict[str, dict[str, list[float]]]:
-    """The task's main metric on damaged pictures: by the kind of damage and the model, at each of
-    :data:`kd.data.transforms.STRENGTHS` in turn.
-    """
-    by_damage: dict[str, dict[str, list[float]]] = {}
-    task = subject.task
-    for damage in CORRUPTIONS:
-        by_model: dict[str, list[float]] = {}
-        for strength in STRENGTHS:
-            task.reset()
-            batches = Corrupted(subject.data.eval_dataloader(options.place), damage, strength)
-            metrics = metrics_of_student(
-                subject.model, subject.prepare, batches, task, subject.teacher, device
-            )
-            for model, values in metrics.items():
-                by_model.setdefault(model, []).append(values[task.primary])
-        by_damage[damage] = by_model
-    return by_damage
 
 
 def _write_answers(
@@ -576,7 +550,7 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
             f"{without[0]} has no classifier and {others[0]} has one: they can't be compared by one measure"
         )
     to_table = options.out is not None and options.out.suffix == ".csv"
-    for key, value in (("folder", options.folder), ("robust", options.robust), ("out", to_table)):
+    for key, value in (("folder", options.folder), ("out", to_table)):
         if value:
             raise UserError(
                 f"{key}: needs a classifier, and {without[0]} has none; data.probe.root=DIR measures features "

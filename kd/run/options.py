@@ -21,6 +21,7 @@ from kd.config.kinds import (
     problem_in,
     texts_of,
 )
+from kd.config.suggest import why_needless
 from kd.errors import UserError, did_you_mean
 from kd.run.request import Request
 from kd.run.resolve import Word, read_word
@@ -186,7 +187,8 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         if of_data:
             known.append("data.*")
         takes = ", ".join(known) or "none"
-        raise UserError(f"no key '{key}' (it takes {takes}){did_you_mean(key, names)}")
+        remedy = why_needless(key) or f" (it takes {takes}){did_you_mean(key, names)}"
+        raise UserError(f"no key '{key}'{remedy}")
 
 
 def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:

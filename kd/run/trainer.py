@@ -14,7 +14,6 @@ from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
 from kd.callbacks.loggers import Loggers
 from kd.callbacks.nodes import Nodes
-from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
@@ -156,8 +155,6 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         run.summary,
         last,
     ]
-    if run.module.task.draws:
-        callbacks.append(Predictions())
     if config["trainer"]["enable_progress_bar"] is not False:
         callbacks.append(
             Progress(

@@ -2,12 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 
@@ -75,7 +73,6 @@ class Task(KeepsDtype):
     labels = True  # it learns from targets at all
     one_class = False  # each picture has one class, which an answer names or not
     in_rows = False  # the answer to a picture fits a row of a table
-    draws = False  # it has `drawn`: a run keeps pictures of what models answer
     link = ""  # what makes probabilities of its logits, "softmax" or "sigmoid"; "": they are numbers or features
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
     primary = "acc1"  # the metric that describes a model best
@@ -275,12 +272,6 @@ class Task(KeepsDtype):
             answer: logits of the model, at the target's size.
             target: as the task's data has it.
         """
-        raise NotImplementedError
-
-    def drawn(
-        self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
-    ) -> Image:
-        """A picture ``(H, W, 3)`` beside its ``truth`` and what each model decides, each under its name."""
         raise NotImplementedError
 
     def judged(self, value: float, total: int) -> str:

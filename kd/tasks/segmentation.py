@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from kd.errors import REFUSED_LOSSES
@@ -36,7 +36,7 @@ class Segmentation(Task):
     kind = "masks"
     answers = "segmentation"
     link = "softmax"
-    dense = draws = True
+    dense = True
     primary = "miou"
     certified = "mean IoU"
     weights: Tensor | None
@@ -147,35 +147,6 @@ class Segmentation(Task):
     def entropy(self, logits: Tensor) -> Tensor:
         """Mean entropy of the pixels' softmax, of logits ``(N, C, H, W)``, over its maximum log C: a scalar in 0..1."""
         return relative_entropy(logits.log_softmax(1))
-
-    def drawn(
-        self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
-    ) -> Image.Image:
-        """The picture beside its mask and each model's, each under its name; pixels without a known class are black in all
-        masks.
-
-        Args:
-            picture: uint8 ``(H, W, 3)``.
-            answers: class ids ``(H, W)`` on the CPU, of the mask under ``truth``, of each model under its name.
-            classes: names by class id.
-        """
-        truth = answers["truth"].long()
-        known = self._valid(truth)
-        count = len(classes)
-        panels = side_by_side(picture, answers, known, count)
-
-        # a band with the names above the panels
-        height, width = panels.shape[:2]
-        size = (width, BAND + height)
-        sheet = Image.new("RGB", size, "white")
-        below_band = (0, BAND)
-        sheet.paste(Image.fromarray(panels), below_band)
-        draw = ImageDraw.Draw(sheet)
-        left = 2
-        for name in ("picture", *answers):
-            draw.text((left, 2), name, fill="black")
-            left += picture.shape[1]
-        return sheet
 
     def fidelity(self, classes: int) -> Fidelity:
         """Compares the maps of student and teacher; pixels of ``ignore_index`` take no part."""

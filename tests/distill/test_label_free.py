@@ -296,8 +296,8 @@ def test_kd_eval_finds_what_training_found(
     assert {"teacher dino", "teacher big"} <= set(found)
     assert main("eval", [str(folder(made)), str(folder(made))]) == 0
     assert "data.probe.root=DIR" in capsys.readouterr().out
-    assert main("eval", [str(probed), "robust=true"]) == 2
-    assert "robust: needs a classifier" in capsys.readouterr().err
+    assert main("eval", [str(probed), "out=rows.csv"]) == 2
+    assert "out: needs a classifier" in capsys.readouterr().err
 
 
 def test_features_of_pictures_and_the_files_beside(probed: Path, made: Path) -> None:

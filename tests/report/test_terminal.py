@@ -30,15 +30,6 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
     assert cells == ["b - a", "x 1.00", "+0.1", "-1.5"]
 
 
-def test_r2_of_damaged_pictures_is_no_share(capsys: pytest.CaptureFixture[str]) -> None:
-    result = _regression("a", 0.8, 30.0)
-    damaged = {"robust_metric": "r2", "robust": {"blur": {"student": [0.75, -0.5, -1.25]}}}
-    print_parts(evaluation_parts([{**result, **damaged}], [], []))
-    out = capsys.readouterr().out
-    assert "r2 on damaged pictures, by strength" in out
-    assert "0.750" in out and "-1.250" in out and "%" not in out
-
-
 def test_short_of_terminal() -> None:
     assert without_common_folders(["runs/food/000", "runs/food/001"]) == ["000", "001"]
     assert without_common_folders(["a/best", "b/best"]) == ["a/best", "b/best"]

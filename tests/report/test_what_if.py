@@ -86,7 +86,10 @@ def test_the_command_says_how_far_it_can_be_wrong(
         ("workers=1.5", "workers: must be a whole number, got '1.5'"),
         ("price=-1", "price: must be >= 0, got -1"),
         ("machines=2 gpus=4", "machines: can't be given together with gpus="),
-        ("data_machines=2", "no key 'data_machines' (it takes cache=, pixels=, workers="),
+        (
+            "data_machines=2",
+            "no key 'data_machines': the page of a run says what a data tier would save",
+        ),
         ("batch=3", "no key 'batch' (it takes cache=, pixels=, workers="),
     ],
 )

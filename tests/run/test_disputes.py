@@ -69,16 +69,6 @@ def test_a_run_has_table_and_page(with_test: Path, capsys: pytest.CaptureFixture
     assert shown == ([min(24, len(rows))] if rows else [])
 
 
-def test_damaged_pictures_are_not_taken_for_more_labels(with_test: Path) -> None:
-    root = f"data.source.root={with_test.parent / 'data'}"
-    assert main("eval", [str(with_test), "disputed=true", root]) == 0
-    alone = json.loads((with_test / "eval_train.json").read_text())["disputed"]
-    assert main("eval", [str(with_test), "disputed=true", "robust=true", root]) == 0
-    beside = json.loads((with_test / "eval_train.json").read_text())
-    assert beside["disputed"] == alone
-    assert beside["robust"]
-
-
 @pytest.mark.parametrize(
     ("items", "text"),
     [
