@@ -60,8 +60,7 @@ class ServedModel(CommandOptions):
         "false"
     )
     """Beside teacher=true: it answers only the pictures of which the student is not sure, by the threshold of kd-eval
-    cascade=true; defer=0.1: for that share of the pictures. /metrics counts who answered, and kd_deferral_alert is 1 when
-    the share has changed."""
+    cascade=true; defer=0.1: for that share of the pictures. /metrics counts who answered."""
 
 
 @checked_group

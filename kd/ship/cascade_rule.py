@@ -1,22 +1,14 @@
 """The rule of a cascade as ``kd-eval cascade=true`` has measured it: when the teacher is asked."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kd.errors import UserError
-from kd.proof.binomial import both_bounds
 from kd.proof.cascade import sureness
 from kd.storage.elsewhere import text_in
 from kd.storage.of_weights import CASCADE, on_stderr, read_of_weights
-
-WINDOW = 500
-"""The newest answers, whose share of asked ones is compared with what was measured."""
-ALARM = 1e-4
-"""Chance of an alert where the pictures are like those measured, on each side."""
 
 
 @dataclass(frozen=True)
@@ -89,40 +81,3 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     share = float(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
     return CascadeRule(threshold, round(share * pictures), pictures)
-
-
-@dataclass
-class ShareWatch:
-    """Whether the newest pictures ask as often as those that were measured; it needs no labels."""
-
-    rule: CascadeRule
-    """What was measured."""
-    newest: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Whether each of the last :data:`WINDOW` pictures asked the teacher."""
-    alert: bool = False
-    """The share has left what was measured: the pictures have changed."""
-
-    def add(self, asked: bool) -> bool:
-        """Takes in a picture; says whether the alert has begun with it.
-
-        The alert begins where the intervals of both shares, of the measured pictures (95 % confidence) and of a full
-        window of new ones (:data:`ALARM` on each side), do not meet, and ends where they do. No alert
-        begins before the window is full.
-        """
-        self.newest.append(asked)
-        if len(self.newest) < WINDOW:
-            return False
-        rule = self.rule
-        asked_now = sum(self.newest)
-        low, high = both_bounds(rule.asked, rule.pictures, 0.05)
-        now_low, now_high = both_bounds(asked_now, WINDOW, 2 * ALARM)
-        before = self.alert
-        self.alert = now_low > high or now_high < low
-        return self.alert and not before
-
-    def described(self) -> dict[str, Any]:
-        """The shares of pictures that the teacher answers, in [0, 1]: now and when the rule was measured."""
-        return {
-            "now": sum(self.newest) / max(1, len(self.newest)),
-            "measured": self.rule.asked / self.rule.pictures,
-        }

@@ -2,7 +2,6 @@
 KServe's ``/v2`` and SageMaker's ``/ping`` and ``/invocations``."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from kd.ship.cascade_rule import CascadeRule, ShareWatch
+from kd.ship.cascade_rule import CascadeRule
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import open_inference
@@ -70,7 +69,6 @@ class Server:
         No model runs before the application starts (:meth:`life`).
         """
         self.rule = rule
-        self.watch = None if rule is None else ShareWatch(rule)
         self.manifest = manifest
         self.limits = limits
         self.hosts = hosts
@@ -179,28 +177,15 @@ class Server:
         teachers = iter(await self._run("teacher", unsure))
         answers = []
         for student, asked in zip(students, asks, strict=True):
-            self._count(asked)
-            answers.append({"teacher": next(teachers)} if asked else {"student": student})
+            name = "teacher" if asked else "student"
+            self.metrics.answers.labels(name).inc()
+            answers.append({name: next(teachers) if asked else student})
         return answers
 
     async def _run(self, name: str, views: list[np.ndarray]) -> list[np.ndarray]:
         """What a model answers to some pictures, in their order."""
         submit = self.batchers[name].submit
         return await asyncio.gather(*[submit(picture) for picture in views])
-
-    def _count(self, asked: bool) -> None:
-        """Counts who answered, and reports when the share of the teacher's answers leaves what was measured."""
-        assert self.watch is not None
-        self.metrics.answers.labels("teacher" if asked else "student").inc()
-        if self.watch.add(asked):
-            shares = self.watch.described()
-            print(
-                f"kd-serve: the teacher is asked for {shares['now']:.1%} of the newest pictures, "
-                f"{shares['measured']:.1%} were measured: the pictures have changed",
-                file=sys.stderr,
-                flush=True,
-            )
-        self.metrics.drift.set(self.watch.alert)
 
     async def _infer(self, request: Request) -> Response:
         """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out."""

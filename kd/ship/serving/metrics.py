@@ -31,10 +31,6 @@ class Metrics:
         self.batch = histogram("kd_batch_pictures", "Pictures in a batch", buckets=PICTURES)
         self.waiting = gauge("kd_waiting_pictures", "Pictures that wait for a batch")
         self.answers = counter("kd_answers", "Pictures of a cascade, by who answered", ["by"])
-        self.drift = gauge(
-            "kd_deferral_alert",
-            "1 while the share of the teacher's answers is not the measured one",
-        )
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
 
