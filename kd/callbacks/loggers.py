@@ -11,10 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.metrics_csv import MetricsCSV
 from kd.callbacks.tracked_runs import (
-    continues_run,
-    log_each_step_once,
     log_settings,
     save_run_ids,
     with_run_ids,
@@ -143,7 +140,7 @@ class Loggers(Callback):
         """Makes the loggers below the run's folder, on every rank, and gives them the settings.
 
         A killed run has logged steps after its last checkpoint, which the resumed run makes again: TensorBoard's events
-        lose them, W&B, MLflow and Comet do not receive them again. A CSVLogger begins another file, in ``from_step_N``.
+        lose them; W&B, MLflow and Comet get them twice. A CSVLogger begins another file, in ``from_step_N``.
         """
         folder = RunContext.of(trainer).folder.resolve()
         specs = [placed(spec, folder) for spec in self.specs]
@@ -156,18 +153,12 @@ class Loggers(Callback):
                         "/"
                     )
         loggers = self.build(specs)
-        if self._resumed_at is not None and trainer.is_global_zero:
-            rows = MetricsCSV(folder).rows()
-            for spec, logger in zip(specs, loggers, strict=True):
-                if isinstance(logger, TensorBoardLogger):
-                    purge_from(logger, self._resumed_at)
-                elif continues_run(spec, folder):
-                    log_each_step_once(logger, rows)
-        for logger in loggers:
-            # at once: TensorBoard's writes them to a file only once, before training starts
-            if trainer.is_global_zero:
-                log_settings(logger, self.settings)
         if trainer.is_global_zero:
+            for logger in loggers:
+                if self._resumed_at is not None and isinstance(logger, TensorBoardLogger):
+                    purge_from(logger, self._resumed_at)
+                # at once: TensorBoard's writes them to a file only once, before training starts
+                log_settings(logger, self.settings)
             save_run_ids(specs, loggers, folder)
         self._boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
         trainer.loggers = [*loggers, *trainer.loggers]

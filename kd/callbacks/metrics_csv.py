@@ -91,22 +91,6 @@ class MetricsCSV(Logger):
                 kept.append(row)
         write_text(self._file, "".join(kept))
 
-    def rows(self) -> list[tuple[int, dict[str, float]]]:
-        """Step and metrics of each row that has a step; empty without a file.
-
-        A row has the metrics, ``epoch`` among them, whose cells are numbers: most cells of the file are empty.
-        """
-        rows = []
-        for cells in csv.DictReader(self._lines()):
-            step = cells.pop("step", None) or ""
-            metrics: dict[str, float] = {}
-            for name, text in cells.items():
-                with suppress(TypeError, ValueError):  # an empty or damaged cell
-                    metrics[name] = float(text)
-            if step.isdecimal():
-                rows.append((int(step), metrics))
-        return rows
-
     def _lines(self, keepends: bool = False) -> list[str]:
         """The file's lines; empty without a file. What is no regular file is removed first."""
         if not file_for(self._file).is_file():

@@ -1,8 +1,4 @@
-"""Runs of W&B, MLflow and Comet: a resumed training continues the run that its first process began.
-
-Their servers neither replace nor remove a row. A training that was killed has logged steps after its last checkpoint,
-which the resumed training makes again: rows that ``metrics.csv`` has are not sent a second time.
-"""
+"""Runs of W&B, MLflow and Comet: a resumed training continues the run that its first process began."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -50,16 +46,6 @@ def with_run_ids(specs: Sequence[dict[str, Any]], run: Path) -> list[dict[str, A
     return continued
 
 
-def continues_run(spec: Mapping[str, Any], run: Path) -> bool:
-    """Whether a logger, as :func:`with_run_ids` returns it, continues a run that an earlier process of this training began.
-
-    It does where its id is in ``loggers.json``, whichever logger has it there.
-    """
-    argument = ID_ARGUMENTS.get(_class_name(spec), "")
-    run_id = spec["init_args"].get(argument) or spec["init_args"].get("version")
-    return bool(argument and run_id) and run_id in mapping_of(run / FILE).values()
-
-
 def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run: Path) -> None:
     """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one.
 
@@ -77,31 +63,6 @@ def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run
         file = run / FILE
         earlier = mapping_of(file)
         write_json(file, {**earlier, **ids})
-
-
-def log_each_step_once(logger: Logger, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-    """Makes a logger leave out what an earlier process of the run has logged.
-
-    Args:
-        logger: one that continues a run.
-        rows: steps and their metrics, of ``metrics.csv`` as the earlier process has left it.
-    """
-    logged_until: dict[str, int] = {}
-    for step, metrics in rows:
-        for name in metrics:
-            logged_until[name] = max(step, logged_until.get(name, -1))
-    log_all = logger.log_metrics
-
-    def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-        """In the logger's place: logs the metrics whose step is new to the tracker; nothing where only ``epoch`` is."""
-        unlogged = {}
-        for name, value in metrics.items():
-            if step is None or step > logged_until.get(name, -1):
-                unlogged[name] = value
-        if unlogged.keys() - {"epoch"}:
-            log_all(dict(unlogged), step)
-
-    setattr(logger, "log_metrics", log_metrics)  # noqa: B010 (of this object alone)
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
