@@ -454,8 +454,7 @@ def disputed_parts(found: Mapping[str, Any], images: Sequence[str]) -> list[Part
     share = found["disputed"] / found["pictures"]
     note = (
         f"{found['disputed']:,} of {found['pictures']:,} labels of {found['split']} ({share:.1%}) are disputed: a fit of "
-        f"the {found['judge']}'s features to the other pictures names another class; some {found['likely_wrong']:,} are "
-        "likely wrong (confident learning)"
+        f"the {found['judge']}'s features to the other pictures names another class"
     )
     rows = []
     items = []

@@ -113,9 +113,9 @@ class Disputes:
             place: the pictures' split.
 
         Returns:
-            ``split``, ``pictures`` (how many have a label), ``disputed`` (how many of these), ``likely_wrong`` (an estimate
-            of how many), ``accuracy`` in 0..1 of the classifier that has not seen the picture, ``judge``, and ``labels``:
-            rows of :data:`COLUMNS` (``teacher`` only where there is one), the least likely labels first.
+            ``split``, ``pictures`` (how many have a label), ``disputed`` (how many of these), ``accuracy`` in 0..1 of the
+            classifier that has not seen the picture, ``judge``, and ``labels``: rows of :data:`COLUMNS` (``teacher`` only
+            where there is one), the least likely labels first.
 
         Raises:
             UserError: too many pictures, or none with a label.
@@ -135,7 +135,6 @@ class Disputes:
             "split": place,
             "pictures": int(is_known_N.sum()),
             "disputed": len(rows),
-            "likely_wrong": disputed.likely_wrong,
             "accuracy": disputed.accuracy,
             "judge": self.judge,
             "labels": rows,

@@ -7,10 +7,7 @@ geometric mean of their probabilities: ``p ~ sqrt(p_model p_left_out)``. What th
 sure of, right or wrong, so there the second decides the order.
 
 A label is disputed where the second names another class. The least likely labels come first (other scores:
-scripts/bench/log/disputed.md). How many labels are wrong is estimated as in confident learning (Northcutt, Jiang and
-Chuang, *Confident Learning: Estimating Uncertainty in Dataset Labels*, JAIR 70, 2021): of the classes that are at least
-as likely as they are, on average, among the pictures that carry their name, the likeliest is not the label. That estimate
-reads the second classifier alone.
+scripts/bench/log/disputed.md).
 
 N pictures, D features, C classes.
 """
@@ -18,7 +15,6 @@ N pictures, D features, C classes.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kd.tasks.features import best_scale, ridge_classifier
@@ -40,8 +36,6 @@ class Disputed:
     """``(N,)``, class ids: the likeliest class other than the label."""
     flagged: Tensor
     """``(N,)`` bool: the label is disputed."""
-    likely_wrong: int
-    """Estimate of how many labels are wrong."""
     accuracy: float
     """Share of pictures, in 0..1, to which the classifier that has not seen them gives their label."""
 
@@ -94,29 +88,5 @@ def disputed_labels(features: Tensor, logits: Tensor, labels: Tensor) -> Dispute
         of_label=probabilities_NC[rows_N, labels_N],
         suggested=others_NC.argmax(1),
         flagged=is_disputed_N,
-        likely_wrong=_likely_wrong(left_out_NC.exp(), labels_N),
         accuracy=1 - float(is_disputed_N.double().mean()),
     )
-
-
-def _likely_wrong(probabilities_NC: Tensor, labels_N: Tensor) -> int:
-    """How many pictures are confidently of another class than their label (confident learning, section 3.1).
-
-    Args:
-        probabilities_NC: by the classifier that has not seen the picture, ``(N, C)``.
-        labels_N: class ids ``(N,)``.
-    """
-    # A class's threshold is its mean probability among the pictures of its name.
-    classes = probabilities_NC.shape[1]
-    one_hot_NC = F.one_hot(labels_N, classes).double()
-    count_C = one_hot_NC.sum(0)
-    of_own_label_NC = probabilities_NC * one_hot_NC
-    thresholds_C = of_own_label_NC.sum(0) / count_C.clamp_min(1)
-    thresholds_C = thresholds_C.masked_fill(count_C == 0, 2)  # no picture has this name
-
-    is_confident_NC = probabilities_NC >= thresholds_C
-    confident_NC = probabilities_NC.masked_fill(~is_confident_NC, -1)
-    likeliest_N = confident_NC.argmax(1)
-    differs_N = likeliest_N != labels_N
-    is_wrong_N = is_confident_NC.any(1) & differs_N
-    return int(is_wrong_N.sum())

@@ -14,9 +14,6 @@ from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
 
-BAND = 16
-"""Pixels of a line of text."""
-
 
 class Segmentation(Task):
     """Per-pixel cross-entropy; mean intersection over union, pixel accuracy, agreement with the teacher.

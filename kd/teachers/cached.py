@@ -16,7 +16,7 @@ from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
-from kd.teachers.answer_store import AnswerStore, Kind, described, place_of
+from kd.teachers.answer_store import AnswerStore, described, place_of
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
 
@@ -141,18 +141,55 @@ class CachedTeacher(RunTeacher):
             return [torch.from_numpy(records).to(device) for records, _ in stored]
 
         # compute and store them
-        new = self.compute(batch["image"], numbers)
+        new = self._compute(batch["image"], numbers)
         pairs = zip(self.stores, new, strict=True)
         return [self._store(store, view, numbers, records) for store, records in pairs]
 
-    def compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
-        """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind.
+    def _compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
+        """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind, by one forward for all.
 
         Args:
-            images: as the model takes them.
+            images: as the model takes them, ``(N, 3, H, W)``.
             numbers: of the pictures, ``(N,)``, named in errors.
+
+        Raises:
+            UserError: an answer that is not finite, or of another shape than the codec's.
         """
-        return records_of(self.live, self.kinds, images, numbers)
+        layers: dict[Layer, tuple[int, ...]] = {}
+        for kind in self.kinds:
+            if kind.feature is not None:
+                layers[ALL, *kind.feature] = ()
+        wanted = Wanted({ALL: ()}, layers)
+        answer = self.live.answer({"image": images}, wanted)
+        answers: list[Any] = []
+        for kind in self.kinds:
+            if kind.feature is None:
+                answers.append(answer.logits[ALL])
+            else:
+                answers.append(answer.features[ALL, *kind.feature])
+
+        # one copy from the device for all kinds of answers
+        are_finite = []
+        for x in answers:
+            is_finite = x.flatten(1).isfinite()
+            are_finite.append(is_finite.all(1))
+        all_finite_N = torch.stack(are_finite).all(0)
+        finite_N = all_finite_N.cpu().numpy()
+        if not finite_N.all():
+            first = numbers[~finite_N][0]
+            raise UserError(
+                f"{self.live.key}: its answer to training picture {first} is not finite"
+            )
+        records = []
+        for kind, x in zip(self.kinds, answers, strict=True):
+            codec: Any = kind.codec
+            shape = tuple(x.shape[1:])
+            if shape != codec.shape:
+                raise UserError(
+                    f"{self.live.key}.cache: holds {codec.shape} a picture, the teacher gives {shape}"
+                )
+            records.append(codec.encode(x))
+        return records
 
     def _store(self, store: AnswerStore, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores records; gives what is stored now, which for some samples may be another process's answer.
@@ -217,58 +254,3 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
         return None
     pixels = next((cache.pixels for cache in caches.values() if cache.pixels), None)
     return Reading({name: cache.stores for name, cache in caches.items()}, pixels)
-
-
-def records_of(
-    live: RunTeacher,
-    kinds: Sequence[Kind],
-    images: Images,
-    numbers: np.ndarray,
-) -> list[Tensor]:
-    """Computes a model's answers as records, by one forward for all kinds.
-
-    Args:
-        live: the model; a single teacher.
-        kinds: what is kept.
-        images: as the model takes them, ``(N, 3, H, W)``.
-        numbers: of the pictures, ``(N,)``, named in errors.
-
-    Returns:
-        uint8 ``(N, record_bytes)`` of each kind.
-
-    Raises:
-        UserError: an answer that is not finite, or of another shape than the codec's.
-    """
-    layers: dict[Layer, tuple[int, ...]] = {}
-    for kind in kinds:
-        if kind.feature is not None:
-            layers[ALL, *kind.feature] = ()
-    wanted = Wanted({ALL: ()}, layers)
-    answer = live.answer({"image": images}, wanted)
-    answers: list[Any] = []
-    for kind in kinds:
-        if kind.feature is None:
-            answers.append(answer.logits[ALL])
-        else:
-            answers.append(answer.features[ALL, *kind.feature])
-
-    # one copy from the device for all kinds of answers
-    are_finite = []
-    for x in answers:
-        is_finite = x.flatten(1).isfinite()
-        are_finite.append(is_finite.all(1))
-    all_finite_N = torch.stack(are_finite).all(0)
-    finite_N = all_finite_N.cpu().numpy()
-    if not finite_N.all():
-        first = numbers[~finite_N][0]
-        raise UserError(f"{live.key}: its answer to training picture {first} is not finite")
-    records = []
-    for kind, x in zip(kinds, answers, strict=True):
-        codec: Any = kind.codec
-        shape = tuple(x.shape[1:])
-        if shape != codec.shape:
-            raise UserError(
-                f"{live.key}.cache: holds {codec.shape} a picture, the teacher gives {shape}"
-            )
-        records.append(codec.encode(x))
-    return records

@@ -49,7 +49,6 @@ def test_planted_labels_are_found(share: float) -> None:
     found = disputed_labels(features, answers, labels)
     recall = found.flagged[is_wrong].double().mean()
     assert recall > 0.8
-    assert found.likely_wrong == pytest.approx(int(is_wrong.sum()), rel=0.5)
     assert (found.suggested == truth)[is_wrong & found.flagged].double().mean() > 0.9
     first = found.worst_first[: int(is_wrong.sum()) // 2]
     assert is_wrong[first].double().mean() > 0.9

@@ -38,10 +38,7 @@ def logits_of(file: Path) -> np.ndarray:
     return logits
 
 
-def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+def test_three_forms_of_the_same_answers(tmp_path: Path) -> None:
     p = shares(8)
     expected = np.log(p).astype(np.float32)
     np.testing.assert_allclose(logits_of(wide(tmp_path / "a.csv", NAMES, p)), expected, rtol=1e-5)
@@ -49,9 +46,6 @@ def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
     lines = [f"{n},{c},{p[i, j]}" for i, n in enumerate(NAMES) for j, c in enumerate(CLASSES)]
     long.write_text("\n".join(["picture,label,p", *lines]))
     np.testing.assert_allclose(logits_of(long), expected, rtol=1e-5)
-    columns = {"picture": NAMES, **{c: p[:, j] for j, c in enumerate(CLASSES)}}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    np.testing.assert_allclose(logits_of(tmp_path / "a.parquet"), expected, rtol=1e-5)
     metadata = {"pictures": json.dumps(NAMES), "classes": json.dumps(list(CLASSES))}
     save_file({"answers": p}, tmp_path / "a.safetensors", metadata)
     np.testing.assert_allclose(logits_of(tmp_path / "a.safetensors"), expected, rtol=1e-5)
