@@ -50,12 +50,18 @@ LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the othe
     r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
     r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout|pair closure"
 )
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout")
+"""What gloo and NCCL say when a collective has waited for as long as it may."""
 KILLED_WORKER = re.compile(
     r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)"
 )
 ONE_PICTURE = (
     "data.batch_size: must be >= 2 in each process for a student with BatchNorm, which has no variance of a single "
     "picture whose map is one pixel"
+)
+TOO_OLD = (
+    "trainer.accelerator: this torch has no code for the machine's GPU; a newer GPU, a torch that was built for this one, "
+    "or trainer.accelerator=cpu"
 )
 NO_SHARED_MEMORY = (
     "data.num_workers: no shared memory is left for the loader processes' batches (/dev/shm); data.num_workers=0 does "
@@ -148,9 +154,9 @@ def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 
     The first of these that fits: a RunError's or UserError's own line, also from a loader worker; a batch of one picture
-    under BatchNorm (:data:`ONE_PICTURE`); a loader worker that found no shared memory (:data:`NO_SHARED_MEMORY`), was
-    killed or is gone; a lost connection; else the error's class and the first line of its text (of an error in a loader
-    worker the class and text from there), and what it was raised from.
+    under BatchNorm (:data:`ONE_PICTURE`); a GPU without code (:data:`TOO_OLD`); a loader worker that found no shared memory
+    (:data:`NO_SHARED_MEMORY`), was killed or is gone; a lost connection; else the error's class and the first line of its
+    text (of an error in a loader worker the class and text from there), and what it was raised from.
 
     Args:
         error: what ended the run. For the batch of one picture and a worker's end its :func:`causes` are searched too.
@@ -167,6 +173,8 @@ def reason(error: BaseException) -> str:
     for cause in all_causes:
         if "Expected more than 1 value per channel when training" in str(cause):
             return ONE_PICTURE
+        if "no kernel image is available" in str(cause):
+            return TOO_OLD
     end = end_of_a_worker(error)
     if "Bus error" in end:
         return NO_SHARED_MEMORY
@@ -174,7 +182,10 @@ def reason(error: BaseException) -> str:
         return f"a loader worker {end} (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
-        return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
+        what = "lost the connection to another process (killed, or its machine is gone)"
+        if TIMED_OUT.search(first):
+            what = "waited for another process for rank_timeout_s (stopped, or its machine is gone)"
+        return f"{what}: {detail[:160]}"
     return kind_and_text + raised_from(error, kind_and_text)
 
 

@@ -111,7 +111,7 @@ def prepare_data_without_groups() -> None:
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
 
-def set_timeout(strategy: Strategy, seconds: float) -> float:
+def set_timeout(strategy: Strategy, seconds: float) -> None:
     """Sets the time-out of the process group that a strategy will join, where its own ``timeout`` was not given.
 
     One that equals Lightning's default (30 minutes) counts as not given.
@@ -119,18 +119,10 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
     Args:
         strategy: has not joined yet.
         seconds: wanted (``rank_timeout_s``).
-
-    Returns:
-        Seconds of the time-out that counts: the strategy's own where the user gave one, else ``seconds`` (also for a
-        strategy of a single process, in which nothing is set).
     """
     timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
-    if timeout is None:
-        return seconds
     if timeout == default_pg_timeout:
-        timeout = timedelta(seconds=seconds)
-        strategy._timeout = timeout  # type: ignore[attr-defined]
-    return timeout.total_seconds()
+        strategy._timeout = timedelta(seconds=seconds)  # type: ignore[attr-defined]
 
 
 def timeout_of(strategy: Strategy) -> float:

@@ -908,9 +908,7 @@ class Settings(Checked):
     """
 
     rank_timeout_s: Annotated[float, Range("> 0 and < 1000000")] = 600.0
-    """Seconds that processes wait for one that does not come to a step; then the run fails and
-    names it.
-    """
+    """Seconds that processes wait for one that does not come to a step; then the run fails."""
 
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     model: LearningSettings = field(kw_only=True)

@@ -39,7 +39,6 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
 from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
-from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
@@ -117,7 +116,6 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
     with warnings.catch_warnings(action="ignore"):
         _seed(run)
         accelerator = str(run.config["trainer"]["accelerator"])
-        check_gpus(accelerator)
         if run.config["trainer"]["precision"] is None:
             precision, run.precision_note = choose_precision(accelerator)
             run.change({"trainer.precision": precision})

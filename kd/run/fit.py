@@ -182,7 +182,7 @@ def _ended_by(
         Exception: ``error`` itself, where nothing is known of it and the run has no folder.
     """
     stop = run.summary.preemption.interruption(error)
-    known = cause_of_kind(error, RunError) or run.rank_watch.explain(error)
+    known = cause_of_kind(error, RunError)
     if stop is not None:
         kept = stop.checkpoint.is_file()
         where = "no checkpoint yet"

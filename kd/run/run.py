@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pytorch_lightning import Trainer
     from pytorch_lightning.loggers import Logger
 
-    from kd.callbacks.rank_watch import RankWatch
     from kd.callbacks.run_folder import RunFolder
     from kd.callbacks.summary import Summary
     from kd.data.datamodule import DistillationDataModule
@@ -45,7 +44,6 @@ class Run:
     trainer: "Trainer"
     folder: "RunFolder"
     summary: "Summary"
-    rank_watch: "RankWatch"
     finished: FinishedBefore | None = None
     """Of a resumed run that has no step left to make: then nothing else is built."""
     splits: "Splits | None" = None

@@ -18,7 +18,6 @@ from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
-from kd.callbacks.rank_watch import RankWatch
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
 from kd.config.trees import flatten
@@ -73,7 +72,7 @@ def make_trainer(run: Run) -> Trainer:
     choose_kernels(trainer, models, run.config["matmul_precision"], benchmark)
     # the student's file is written before any callback reports on it
     trainer.callbacks.insert(0, Export(best, save_student))  # type: ignore[attr-defined]
-    run.rank_watch.timeout_s = set_timeout(trainer.strategy, run.config["rank_timeout_s"])
+    set_timeout(trainer.strategy, run.config["rank_timeout_s"])
     files = CheckpointFiles()
     asynchronous = run.config["checkpoint"]["asynchronous"]
     trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if asynchronous else files
@@ -137,10 +136,8 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     preemption = Preemption(last, speaks=is_rank_zero() and not trains_teacher())
     monitor = Monitor.of_own_run(OwnRun(), run.monitor, preemption.stop_for)
     run.summary = Summary(run.folder, preflight, preemption, config["recipe"], config["seed"], best)
-    run.rank_watch = RankWatch(config["rank_timeout_s"])
     callbacks: list[Callback] = [
         Nodes(run.cluster.launcher if run.cluster else None),
-        run.rank_watch,
         preflight,
         FeatureProbe(preflight),
         run.folder,
