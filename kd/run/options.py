@@ -187,7 +187,9 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         if of_data:
             known.append("data.*")
         takes = ", ".join(known) or "none"
-        remedy = why_needless(key) or f" (it takes {takes}){did_you_mean(key, names)}"
+        is_near = did_you_mean(key, names, 0.8)
+        why = "" if is_near else why_needless(key)
+        remedy = why or f" (it takes {takes}){did_you_mean(key, names)}"
         raise UserError(f"no key '{key}'{remedy}")
 
 
