@@ -105,8 +105,7 @@ PLACES = {
 }  # fmt: skip
 SENT = ["", "spot=true hours=3", "data.source.root=channel:train channel.train=s3://b/t", "config=debug optim.lr=1e-4",
         "optim.lrr=3", "hours=soon", "nodes=3", "trainer.devices=3", "config=remote_data data_instances=2xcpu:16",
-        "runs_dir=mine name=x",
-        "--tune search.optim.lr=[1e-3,1e-4] trials=4 jobs=2 objective=val/acc1", "image=i"]  # fmt: skip
+        "runs_dir=mine name=x", "image=i"]  # fmt: skip
 """Words of ``kd-launch PLACE``."""
 MINE = """class Nets:
     def __init__(self, width: int = 3, deep: bool = False) -> None: ...

@@ -82,6 +82,11 @@ def run(request: Request) -> int | None:
         refuse_others(request, [*KEYS, "runs_dir"], of_data=False)
         return target.follow(options["job"], runs_dir)
     job = read_job(request, options, target.example)
+    if job.data_machines and not target.takes_data:
+        raise UserError(
+            "data_instances: is for sagemaker and slurm; elsewhere kd-train starts by KD_ROLE=data on each "
+            "(kd/launch/README.md)"
+        )
     files = target.write(job)
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:

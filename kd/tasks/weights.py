@@ -17,8 +17,8 @@ def check_class_weights(given: ClassWeights) -> None:
     """Raises a ValueError for weights that no classes can have; what depends on the classes :func:`weights_of` checks.
 
     Args:
-        given: as of :func:`weights_of`. A word other than ``auto``, a number that is negative, NaN or infinite, and a list
-            of zeros are refused.
+        given: as of :func:`weights_of`. A word other than ``auto``, and a number that is negative, NaN or infinite, are
+            refused.
     """
     if isinstance(given, str) and given != "auto":
         raise ValueError(
@@ -29,9 +29,7 @@ def check_class_weights(given: ClassWeights) -> None:
             values = list(given.values())
         else:
             values = list(given)
-        in_range = all(0 <= value < float("inf") for value in values)
-        is_list_of_zeros = isinstance(given, list) and bool(values) and not any(values)
-        if not in_range or is_list_of_zeros:
+        if not all(0 <= value < float("inf") for value in values):
             raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 
 
@@ -69,12 +67,13 @@ def weights_of(
     if isinstance(given, list):
         if len(given) != len(classes):
             raise UserError(f"{KEY}: {len(given)} numbers for {len(classes)} classes")
-        return torch.tensor(given, dtype=torch.float32)
-    assert isinstance(given, dict)
-    unknown = next((name for name in given if name not in classes), None)
-    if unknown is not None:
-        raise UserError(f"{KEY}: no class '{unknown}'{did_you_mean(str(unknown), classes)}")
-    weights = torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
+        weights = torch.tensor(given, dtype=torch.float32)
+    else:
+        assert isinstance(given, dict)
+        unknown = next((name for name in given if name not in classes), None)
+        if unknown is not None:
+            raise UserError(f"{KEY}: no class '{unknown}'{did_you_mean(str(unknown), classes)}")
+        weights = torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
     if not weights.any():
         raise UserError(f"{KEY}: must be >= 0, and not all 0, got {given}")
     return weights

@@ -27,6 +27,9 @@ class Target(Protocol):
     shares_disk: bool
     """Whether its machines have this machine's folders."""
 
+    takes_data: bool
+    """Whether it starts machines that prepare data (``data_instances``), too."""
+
     def write(self, job: Job) -> dict[str, str]:
         """File name -> text of what will be sent, exactly; the first one is the request itself. Writes no file.
 

@@ -56,6 +56,7 @@ class SageMaker(Target):
     also = ("aws",)
     example = "2xml.p4d.24xlarge"
     shares_disk = False
+    takes_data = True
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",

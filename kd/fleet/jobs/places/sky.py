@@ -1,4 +1,4 @@
-"""SkyPilot: a managed job on any cloud or Kubernetes, or a job group where other machines prepare the data."""
+"""SkyPilot: a managed job on any cloud or Kubernetes."""
 
 import shlex
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import yaml
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.target import Target, ask, need, written
 from kd.launch.sagemaker import channel_variable
 
@@ -25,6 +25,7 @@ class SkyPilot(Target):
     also = ("skypilot", "k8s", "kubernetes", "kubeflow")
     example = "2xA100:8"
     shares_disk = False
+    takes_data = False
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
         "infra": "cloud and region (aws/us-east-1), or kubernetes; default: the cheapest",
@@ -33,35 +34,13 @@ class SkyPilot(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``sky.yaml``, as text by its name: a task, or a job group of a training and a data task.
-
-        The group ends 60 s after its training. Its tasks find each other by name, which SkyPilot has on Kubernetes alone:
-        elsewhere it would start them without.
+        """``sky.yaml``, as text by its name.
 
         Raises:
-            UserError: a key with a value that SkyPilot does not take, or a group in a cloud.
+            UserError: a key with a value that SkyPilot does not take.
         """
-        documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
-        if job.data_machines is None:
-            documents[0]["name"] = job.name
-        else:
-            infra = job.options.get("infra", "kubernetes")
-            if not infra.startswith(("kubernetes", "k8s")):
-                raise UserError(
-                    f"infra: SkyPilot connects data_instances= on Kubernetes alone (infra=kubernetes), got {infra}"
-                )
-            header = {
-                "execution": "parallel",
-                "primary_tasks": ["train"],
-                "termination_delay": "60s",
-                "inter_connection": True,
-            }
-            documents = [
-                {"name": job.name, **header},
-                *documents,
-                _task(job, "data", job.data_machines),
-            ]
-        return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
+        task = _task(job)
+        return {"sky.yaml": yaml.safe_dump(task, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
         """Checks that ``sky`` is installed and may use a cloud (``sky check``)."""
@@ -85,47 +64,33 @@ class SkyPilot(Target):
         return int(subprocess.run(logs, check=False).returncode != 0)
 
 
-def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
-    """One SkyPilot task as a dict for YAML. The training is ended by ``timeout`` after the job's hours, and so has failed.
-
-    Args:
-        job: its command, files and secrets.
-        role: ``train`` or ``data``; the task's name, by which other machines find it. Those that prepare data join the
-            first training machine by its name, ``train-0.JOB``.
-        machines: of the task.
-    """
+def _task(job: Job) -> dict[str, object]:
+    """The SkyPilot task as a dict for YAML. ``timeout`` ends the training after the job's hours, and so it has failed."""
     arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
     environment = {channel_variable(name): f"{CHANNELS}/{name}" for name in job.channels}
-    if role == "data":
-        environment |= {"KD_ROLE": "data", "MASTER_ADDR": f"train-0.{job.name}"}
-    elif job.data_machines:
-        environment["KD_DATA_NODES"] = str(job.data_machines.count)
     task: dict[str, object] = {
-        "name": role,
-        "num_nodes": machines.count,
-        "resources": _resources(job, role, machines),
+        "name": job.name,
+        "num_nodes": job.machines.count,
+        "resources": _resources(job),
         "file_mounts": _mounts(job),
     }
     if environment:
         task["envs"] = environment
-    if job.secret:
-        task["secrets"] = {"RAY_AUTH_TOKEN": job.secret}
-    limit = ""
-    if role == "train":  # as torchrun's line does; the data task ends with the training
-        limit = f"timeout --foreground --signal=TERM --kill-after=300 {job.seconds} "
-    task["run"] = f"{limit}kd-train {shlex.join(arguments)}\n"
+    # as torchrun's line does
+    limit = f"timeout --foreground --signal=TERM --kill-after=300 {job.seconds}"
+    task["run"] = f"{limit} kd-train {shlex.join(arguments)}\n"
     return task
 
 
-def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
-    """A task's ``resources`` as SkyPilot reads them.
+def _resources(job: Job) -> dict[str, object]:
+    """The task's ``resources`` as SkyPilot reads them.
 
-    A training task that fails is not started again (0 restarts on errors); an interrupted machine is replaced in any
-    case.
+    A task that fails is not started again (0 restarts on errors); an interrupted machine is replaced in any case.
 
     Raises:
         UserError: ``gpu:N``, since SkyPilot wants the GPU's name.
     """
+    machines = job.machines
     resources: dict[str, object] = {}
     if "infra" in job.options:
         resources["infra"] = job.options["infra"]
@@ -134,17 +99,15 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     elif machines.parts[0] == "cpu":
         resources["cpus"] = f"{machines.parts[1]}+"
     elif machines.parts[0] == "gpu":
-        key = "instances" if role == "train" else "data_instances"
         raise UserError(
-            f"{key}: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
+            f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
         )
     else:
         resources["accelerators"] = machines.type
     resources["use_spot"] = job.spot
     image = job.need("image", "REGISTRY/kd:TAG").removeprefix("docker:")
     resources["image_id"] = f"docker:{image}"
-    if role == "train":
-        resources["job_recovery"] = {"max_restarts_on_errors": 0}
+    resources["job_recovery"] = {"max_restarts_on_errors": 0}
     return resources
 
 

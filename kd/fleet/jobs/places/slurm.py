@@ -59,6 +59,7 @@ class Slurm(Target):
     also = ("sbatch",)
     example = "4xgpu:8"
     shares_disk = True
+    takes_data = True
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
