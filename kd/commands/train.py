@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
-from kd.machine import cache_dir, in_job, log_nccl
+from kd.machine import in_job, log_nccl
 from kd.run import keys
 from kd.run.files import as_yaml
 from kd.run.needs import check_downloads, check_named, check_needs
@@ -174,7 +174,7 @@ def to_train(request: Request) -> Run:
         check_start(run.place.folder, run.config)
     run.change({"resume": str(run.place.folder) if run.place.folder else None})
     check_named(run.config, resumed=run.place.folder is not None)
-    from kd.run.pictures import draw_ahead, list_to_train
+    from kd.run.pictures import list_to_train
 
     run.splits = list_to_train(run.config)
     if is_rank_zero():
@@ -184,7 +184,6 @@ def to_train(request: Request) -> Run:
         if teachers_in(run.config["model"]):
             parts = "torch, pictures and teacher"
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
-        draw_ahead(run.config["data"]["source"], cache_dir())
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)

@@ -3,10 +3,7 @@
 The messages are those of :mod:`kd.data`, which lists them.
 """
 
-import atexit
 import json
-import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +20,7 @@ from kd.data.sources.places import expanded, joined
 from kd.data.splits import PROBE, Splits, check_global_batch, load_probe
 from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
-from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
-from kd.machine import python
 from kd.run.checks import make_object
 from kd.settings import Augment, DataSettings, Probe, teachers_in
 from kd.storage.objects import is_url
@@ -37,18 +32,6 @@ OF_PICTURES = (
     "balance_classes", "sampler",
 )  # fmt: skip
 """Settings of ``data`` that say which pictures belong to which split, or must fit them."""
-DRAW = """\
-import contextlib, pathlib, sys
-from kd.launch.child import end_with_parent
-end_with_parent()
-with contextlib.suppress(Exception):  # the run itself builds the set too, and reports what fails
-    from kd.data.sources.foodtag import drawing
-    drawing().build(pathlib.Path(sys.argv[1]), dict(zip(("train", "val"), map(int, sys.argv[2:]))))
-"""
-"""A program that draws the pictures of ``FoodTagMini``; its arguments: the cache folder, and how many
-pictures a class for training and validation.
-
-It ends with the run that starts it."""
 
 
 def list_to_train(config: Mapping[str, Any]) -> Splits | None:
@@ -83,27 +66,6 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     if data["class_facts"] is not None:
         read_class_facts(data["class_facts"], info)
     return splits
-
-
-def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
-    """Begins to draw FoodTag's pictures in a process beside the imports, where they are missing; what reads them
-    first waits for the rest.
-
-    Args:
-        source: the settings ``data.source``; only FoodTagMini's pictures are drawn ahead.
-        folder: the cache folder.
-    """
-    if source is None or not source["class_path"].endswith(".FoodTagMini"):
-        return
-    arguments = source["init_args"]
-    sizes = [str(arguments["train_per_class"]), str(arguments["val_per_class"])]
-    name = f"foodtag-mini-*-{'x'.join(sizes)}"
-    if any(folder.glob(name)):
-        return
-    command = python("-c", DRAW, str(folder), *sizes)
-    environment = {**os.environ, PARENT: str(os.getpid())}
-    drawing = subprocess.Popen(command, env=environment, start_new_session=True)
-    atexit.register(drawing.terminate)
 
 
 def _check_task(config: Mapping[str, Any]) -> None:

@@ -226,38 +226,3 @@ def test_the_pictures_are_those_of_this_version() -> None:
         "v1",
         "363da7a299f9626e36460f06c9c73126f05efc069d68bd32ce6aa85a854778d0",
     )
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="asks the kernel for a signal at the parent's end"
-)
-def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
-    program = "import sys, time; from pathlib import Path; from kd.run import pictures; "
-    program += "sizes = {'train_per_class': 300, 'val_per_class': 60}; "
-    program += "pictures.draw_ahead({'class_path': 'kd.data.sources.FoodTagMini', 'init_args': sizes}, Path(sys.argv[1])); "
-    program += "print('torch' in sys.modules, flush=True); time.sleep(60)"
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("foodtag-mini-*-300x60.tmp-*/train/*/*.jpg")):
-        assert run.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    run.kill()
-    said, complained = run.communicate(timeout=30)  # ends with the last process that holds the pipe
-    assert said == "False\n"
-    assert "Traceback" not in complained and "Error" not in complained
-    assert not list(tmp_path.glob("foodtag-mini-*-300x60/*"))
-
-
-def test_pictures_that_are_there_are_not_drawn_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kd.config import parts as listed
-    from kd.run import pictures
-
-    monkeypatch.setattr(pictures.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
-    (tmp_path / "foodtag-mini-v1-300x60").mkdir()
-    drawn = listed.listed("FoodTagMini", "source")
-    assert drawn is not None
-    sizes = {name: each.value for name, each in drawn.arguments.items()}
-    pictures.draw_ahead({"class_path": "kd.data.sources.FoodTagMini", "init_args": sizes}, tmp_path)
