@@ -248,9 +248,9 @@ def size(
 
     Returns:
         All candidates, and the chosen one of them; None in its place where no candidate within the budget could be scored
-        (one that can't inherit is scored with ``steps`` alone). Each has ``name``, ``arch``,
-        ``img_size`` and ``kwargs`` (of ``model.student``), ``params`` (how many), ``mb`` (megabytes: of its exported file
-        where it was timed with another runtime than torch, else of its weights), ``within`` (it meets the budget) and
+        (one that can't inherit is not). Each has ``name``, ``arch``, ``img_size`` and ``kwargs`` (of ``model.student``),
+        ``params`` (how many), ``mb`` (megabytes: of its exported file where it was timed with another runtime than torch,
+        else of its weights), ``within`` (it meets the budget) and
         ``front`` (it is scored, and no other scored one is at least as good in score and latency and better in one of
         them); ``latency_ms`` where it was timed; ``score``, the task's primary metric on held-out pictures, where it was
         scored. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
