@@ -146,7 +146,7 @@ class Objective(nn.Module):
                     f"model.teacher: {', '.join(reading)} read its answers, but no teacher is given"
                 )
             return
-        teacher.expect(self.task)
+        teacher.expect(self.task)  # which decides whether its outputs may be probabilities
         for name, loss in over_features.items():
             self._build(name, loss, teacher, student, taps, trial)
 
@@ -350,6 +350,8 @@ class Objective(nn.Module):
     ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
         """Each layer that a loss regresses: the loss, the student's features there, and the teacher's, of one batch.
 
+        Before training, :mod:`kd.distill.settle` sets statistics and fits projections by them.
+
         Args:
             features: gives the student's.
             answer: the teacher's to the same pictures.
@@ -360,7 +362,8 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer, count: int) -> dict[str, Tensor]:
-        """The losses over features of a validation batch, each process by itself.
+        """The losses over features of a validation batch, which validate a student without a classifier; each process by
+        itself. They read no labels: the target is a stand-in.
 
         Args:
             features: gives the student's.

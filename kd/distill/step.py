@@ -186,7 +186,7 @@ class Distillation(nn.Module):
         nothing, or without a teacher.
         """
         wanted = self.student.objective.wanted
-        if self.answering_teacher is None or not (wanted.logits or wanted.features):
+        if self.answering_teacher is None or not wanted:
             return Answer()
         return self.answering_teacher.answer(batch, wanted)
 
@@ -210,22 +210,24 @@ class Distillation(nn.Module):
         taps: Any = student.taps if objective.reads_layers else nullcontext({})
         with annotate("student"):
             pictures = student.prepare(batch["image"])
+            # under autocast a timm model's weights are rounded together
             with student.casts(pictures), taps as tapped:
                 output = student.model(pictures)
         features = partial(student.taps.read, tapped)
+        # DeiT: the class token's logits learn from labels, the distillation token's from the teacher
         if student.has_two_heads and isinstance(output, tuple):
-            logits, distilled = output
+            logits, taught_logits = output
         else:
-            logits = distilled = student.answer_in(output)
+            logits = taught_logits = student.output_in(output)
         if logits.ndim > 2:  # maps: at the target's size
             logits = task.fit(logits, target)
-            distilled = task.fit(distilled, target)
+            taught_logits = task.fit(taught_logits, target)
 
         # Each term's value and weight, by name.
         values: dict[str, Tensor] = {}
         weights: dict[str, float] = {}
         for name in objective.active:
-            values[name] = objective.value(name, distilled, features, answer, batch)
+            values[name] = objective.value(name, taught_logits, features, answer, batch)
             weights[name] = objective.weight_of(name)
         if objective.task_loss_weight:
             values["task"] = task.loss(logits, target)

@@ -93,7 +93,7 @@ class Student(nn.Module):
         """Whether its new classifier was fitted before training, in this process."""
         self.given: AsGiven | None = None
         """The state of a user's model before the run; None of a model that kd has built."""
-        self.answer_in = features_of if self.gives_features else logits_of
+        self.output_in = features_of if self.gives_features else logits_of
         """The logits, or features, in what the model gives."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
         if spec is not None and spec.freeze:
@@ -357,7 +357,7 @@ class Student(nn.Module):
         Args:
             images: ``(N, 3, H, W)`` as batches have them, uint8, or float that ``prepare`` takes.
         """
-        return self.answer_in(self.final(self.prepare(images)))
+        return self.output_in(self.final(self.prepare(images)))
 
     def _check_takeover(self) -> None:
         """SimKD: the student's classifier is the teacher's and does not train.
@@ -414,7 +414,7 @@ class Student(nn.Module):
             layers: list[Any] = [of_loss.student for of_loss in self.objective.layers.values()]
             self._taps_of_final = Taps(self.average.module, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
-            features = self.answer_in(self._trial())
+            features = self.output_in(self._trial())
         if features.ndim != 2:
             raise UserError(
                 f"model.student: without a classifier {self.arch} gives numbers of shape {tuple(features.shape)} for "
@@ -439,7 +439,7 @@ class Student(nn.Module):
         with evaluating(self.model):
             features = []
             for part in pictures.split(64):
-                features.append(self.answer_in(self.model(self.prepare(part))))
+                features.append(self.output_in(self.model(self.prepare(part))))
         bias -= torch.cat(features).mean(dim=0)
 
     def measure(self, batch: Batch, answer: Answer) -> None:

@@ -208,7 +208,7 @@ def _loss_of(student: Student, output: object) -> Tensor:
     answers = [output]
     if student.has_two_heads and isinstance(output, tuple):
         answers = list(output)
-    losses = [student.answer_in(answer).float().square().mean() for answer in answers]
+    losses = [student.output_in(answer).float().square().mean() for answer in answers]
     return torch.stack(losses).sum()
 
 

@@ -155,7 +155,7 @@ class DistillLoss(nn.Module):
 
 @dataclass
 class TopKLogits:
-    """The k largest logits of each answer, and the mass of all others as one number a temperature."""
+    """The k largest logits of each answer, and the log of the mass of all others, one number a temperature."""
 
     values: Tensor
     """``(N, k)`` float32, relative to the largest (which is 0), falling."""

@@ -317,8 +317,9 @@ class ReviewKDLoss(FeatureLoss):
 def hierarchical_context(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """ReviewKD's hierarchical context loss: the squared error at full size and pooled to 4, 2 and 1 positions a side.
 
-    Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map's height does not exceed are left out. Source: Chen et al.,
-    Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
+    A size that the map's height does not exceed is left out. Each level that stays has half the weight of the one before it,
+    from 1 at full size; the sum is divided by that of the weights. Source: Chen et al., Distilling Knowledge via Knowledge
+    Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
 
     Args:
         student_features: ``(N, C, H, W)``.
@@ -384,8 +385,8 @@ class _Fusion(nn.Module):
         x = self.narrow(student_map)
         if self.attend is not None and deeper is not None:
             deeper = F.interpolate(deeper, x.shape[2:], mode="nearest")
-            both = torch.cat([x, deeper], dim=1)
-            attention = self.attend(both)  # (N, 2, H, W)
+            joined = torch.cat([x, deeper], dim=1)
+            attention = self.attend(joined)  # (N, 2, H, W)
             of_layer = attention[:, :1]
             of_deeper = attention[:, 1:]
             x = x * of_layer + deeper * of_deeper

@@ -103,9 +103,9 @@ class KDLoss(LogitLoss):
         if self.final_temperature is None or self.max_epochs < 2:
             return self.temperature
         last_epoch = self.max_epochs - 1
-        share = min(int(self.epoch) / last_epoch, 1)
+        progress = min(int(self.epoch) / last_epoch, 1)
         change = self.final_temperature - self.temperature
-        return self.temperature + share * change
+        return self.temperature + progress * change
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
@@ -145,7 +145,7 @@ class KDLoss(LogitLoss):
 
         Args:
             student_logits: ``(N, C)``.
-            teacher: values and classes ``(N, k)``, and the others' mass at this loss's temperature.
+            teacher: values and classes ``(N, k)``, and the log of the others' summed ``exp(z / T)`` at this loss's T.
             target: not read.
         """
         # Student: log p of the k classes, then of all others together.
@@ -335,10 +335,10 @@ class DISTLoss(LogitLoss):
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """Pearson's correlation of two ``(N, C)`` over ``dim``, which goes; 0, without a gradient, where either is constant."""
-    return (_standard_score(a, dim) * _standard_score(b, dim)).sum(dim=dim)
+    return (_centred_direction(a, dim) * _centred_direction(b, dim)).sum(dim=dim)
 
 
-def _standard_score(x: Tensor, dim: int) -> Tensor:
+def _centred_direction(x: Tensor, dim: int) -> Tensor:
     """``x`` less its mean over ``dim``, brought to the length 1 there; 0 where it is constant but for rounding."""
     centred = x - x.mean(dim=dim, keepdim=True)
     return directions(centred, dim, eps=1e-8, noise=rounding(x, dim))

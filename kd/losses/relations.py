@@ -190,7 +190,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     default_tap = "prelogits"
     needs_index = True
     equal_on_all_ranks = ("memory_student", "memory_teacher")
-    _shared = False
+    _sent = False
     memory_student: Tensor = field(init=False)
     """``(num_samples, embed_dim)``, rows of length 1: the moving average of the student's embeddings of each training
     picture over the times that it was seen; random until then."""
@@ -250,7 +250,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         """
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
-        self._share()
+        self._send_memory_once()
         student_NE = _embedded(self.project_student, student_features)
         teacher_NE = _embedded(self.project_teacher, teacher_features.detach())
         if not self.known:  # 1 once the normalisers are set
@@ -295,20 +295,20 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
             side: of :attr:`scale`: 0 against the student's memory, 1 against the teacher's.
             scores: of the batch.
         """
-        pairs = scores.numel() / self.num_samples
-        log_pairs = scores.new_full((), pairs).log()
+        per_sample = scores.numel() / self.num_samples
+        log_per_sample = scores.new_full((), per_sample).log()
         log_sum = scores.logsumexp((0, 1))
-        log_z = log_sum - log_pairs
+        log_z = log_sum - log_per_sample
         before = self.scale[side]
         is_unset = before.isnan()
         self.scale[side] = torch.where(is_unset, log_z, before)
 
-    def _share(self) -> None:
+    def _send_memory_once(self) -> None:
         """Once, rank 0's memory for all: from then on every process writes the same into its own."""
-        if in_parallel() and not self._shared:
+        if in_parallel() and not self._sent:
             for memory in (self.memory_student, self.memory_teacher):
                 dist.broadcast(memory, 0)
-        self._shared = True
+        self._sent = True
 
     @torch.no_grad()
     def _remember(self, student: Tensor, teacher: Tensor, index: Tensor) -> None:

@@ -69,8 +69,8 @@ class Taps:
     """Catches the outputs of some layers during a forward: ``with taps as caught: model(x)``.
 
     :meth:`read` brings them into one form: maps ``(N, C, H, W)``, whatever the model's layout, and patch tokens as a
-    map; class tokens and pooled features as vectors ``(N, D)``. Each block fills a dict of its own. Nothing is caught
-    outside a block, in particular not in the second forward of gradient checkpointing.
+    map; class tokens and pooled features as vectors ``(N, D)``. Each ``with`` fills a dict of its own. Nothing is caught
+    outside of one, in particular not in the second forward of gradient checkpointing.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Taps:
         """Finds the layers that are caught.
 
         Args:
-            model: whose layers they are; they get forward hooks that stay, and that do nothing outside a block.
+            model: whose layers they are; they get forward hooks that stay, and that do nothing outside of a ``with``.
             patterns: layers, or lists of them, as of :class:`kd.settings.TapSpec`; more may follow by :meth:`add`.
             size: height and width of the model's input in pixels, or what prepares it.
         """
@@ -221,11 +221,11 @@ class Taps:
             run: runs the model once.
 
         Returns:
-            The outputs, of a layer that runs again the last; and what timm's ``forward_features`` has returned, after the
-            outputs before its end.
+            The outputs (of a layer that runs again, the last one); and all outputs up to the end of timm's
+            ``forward_features``, its own result last.
         """
         outputs: dict[str, Any] = {}
-        features: list[Any] = []
+        before_end: list[Any] = []
         forward_features: Any = getattr(self._model, "forward_features", None)
 
         def record(path: str, _layer: nn.Module, _inputs: object, output: object) -> None:
@@ -235,7 +235,7 @@ class Taps:
         def recorded_forward(*args: object, **kwargs: object) -> object:
             """timm's ``forward_features``."""
             output = forward_features(*args, **kwargs)
-            features.extend([*outputs.values(), output])
+            before_end.extend([*outputs.values(), output])
             return output
 
         hooks = []
@@ -251,7 +251,7 @@ class Taps:
             vars(self._model).pop("forward_features", None)
             for hook in hooks:
                 hook.remove()
-        return outputs, features
+        return outputs, before_end
 
     def _run(self) -> None:
         """A forward of two pictures of zeros."""
@@ -268,7 +268,7 @@ class Taps:
         Raises:
             UserError: no layer gives a map.
         """
-        outputs, features = self._outputs(run)
+        outputs, before_end = self._outputs(run)
         maps: dict[str, Tensor] = {}
         for path, output in outputs.items():
             first = _first(output)
@@ -277,7 +277,7 @@ class Taps:
         of_layers = list(maps.values())
         # the last that is a layer's output, or the last map before the features' end
         identities = {id(x) for x in of_layers}
-        candidates = [x for x in map(_first, features) if id(x) in identities]
+        candidates = [x for x in map(_first, before_end) if id(x) in identities]
         if not candidates:
             candidates = [x for x in of_layers if x.ndim == 3 or x.shape[2:].numel() > 1]
         if not candidates:

@@ -73,7 +73,7 @@ def test_a_step_is_measured_whatever_the_students_model_gives(
         model=Wrapped(wrap),
         prepare=torch.Tensor.float,
         has_two_heads=False,
-        answer_in=logits_of,
+        output_in=logits_of,
     )
     run: Any = SimpleNamespace(
         student=student,
