@@ -1,6 +1,7 @@
 """Other loggers beside ``metrics.csv`` (``trainer.logger``): they write below the run's folder, in its name."""
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from kd.callbacks.tracked_runs import (
     with_run_ids,
 )
 from kd.lightning_internals import purge_from
+from kd.storage.writing import file_for
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
@@ -97,8 +99,11 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
     folder = given.get("save_dir") or defaults["save_dir"]
     if folder == defaults["save_dir"]:
         folder = str(runs)
+    database = Path(folder, "mlflow.db")
+    if os.path.lexists(database):  # it is opened by its name: no link
+        file_for(database)
     ours = {
-        "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+        "tracking_uri": f"sqlite:///{database}",
         "artifact_location": f"{folder}/mlflow",
     }
     return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}

@@ -21,7 +21,7 @@ from kd.models.output_scale import unit_output
 from kd.models.recognise import holds, recognise
 from kd.settings import height_width
 from kd.storage.checkpoints import student_in
-from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
+from kd.storage.elsewhere import LONGEST_NAME, RefusedFile, json_of, regular, text_of
 from kd.storage.student_metadata import checked, is_student
 from kd.storage.tensors import read_tensors
 from kd.storage.weights_files import TIMM_FILES, weights_file
@@ -102,11 +102,11 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
         else:
             content = _load_pickle(file)
         about = describe(file)
+        tensors = _of_our_student(content) or tensors_in(content)
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
     except Exception as error:  # whatever a damaged or foreign file makes the readers raise
         raise UserError(f"{key}: {file} is not a readable checkpoint{_why(error)}") from error
-    tensors = _of_our_student(content) or tensors_in(content)
     if not tensors:
         raise UserError(f"{key}: {file} holds no state dict of tensors")
     return file, tensors, about
@@ -116,7 +116,8 @@ def tensors_in(content: object) -> dict[str, Tensor]:
     """All tensors in nested mappings and lists by their dotted path, in the file's order.
 
     A mapping or list that is reached a second time is left out, so that a file which contains itself ends. What torch's
-    wrappers put into names (``_orig_mod.`` of a compiled model) is removed.
+    wrappers put into names (``_orig_mod.`` of a compiled model) is removed. A path of more than
+    :data:`~kd.storage.elsewhere.LONGEST_NAME` characters is a ValueError.
 
     >>> list(tensors_in({"epoch": 3, "teacher": {"_orig_mod.head.bias": torch.zeros(1)}}))
     ['teacher.head.bias']
@@ -135,6 +136,8 @@ def tensors_in(content: object) -> dict[str, Tensor]:
         below: list[tuple[str, object]] = []
         for name, inner in items:
             inner_path = f"{path}.{name}" if path else str(name)
+            if len(inner_path) > LONGEST_NAME:
+                raise ValueError(f"a name in it has more than {LONGEST_NAME} characters")
             below.append((inner_path, inner))
         waiting.extend(reversed(below))  # the last is taken first
     return tensors

@@ -16,7 +16,7 @@ from kd.machine import cache_dir
 from kd.progress import bar
 from kd.run.certify import usual_split
 from kd.settings import AskSettings
-from kd.storage.writing import make_folder, write_text
+from kd.storage.writing import file_for, write_text
 from kd.tasks import Task
 from kd.teachers.answer_store import AnswerStore, Kind, publish, whole_fingerprint
 from kd.teachers.answers_file import AnswersFile
@@ -154,8 +154,7 @@ def _from_server(
     )
     print(f"cache: {total:,} answers of {server.url} ({lengths}) to {filled.folder}", flush=True)
     gives_probabilities: bool | None = None
-    make_folder(filled.folder)
-    with FileLock(filled.folder / ".asking"):
+    with FileLock(file_for(filled.folder / ".asking")):
         try:
             for split, store in filled.stores.items():
                 for view in range(store.views):

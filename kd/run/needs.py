@@ -1,6 +1,5 @@
 """What settings and command lines need of this Python, machine and disk: checked before torch is imported."""
 
-import glob
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from kd.run.files import leaves
 from kd.run.resolve import class_nodes
 from kd.run.trust import is_here, no_module
 from kd.settings import teachers_in
-from kd.storage.elsewhere import text_of
+from kd.storage.elsewhere import matching, text_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, names_run
 from kd.storage.weights_files import weights_file
@@ -307,5 +306,5 @@ def check_pictures(words: Sequence[str]) -> None:
         if is_url(word):
             allowed = "files, folders, patterns or lists on this disk"
             raise UserError(f"pictures must be {allowed}, got {word}")
-        if not Path(word).exists() and not glob.glob(word, recursive=True):  # noqa: PTH207 - any root
+        if not Path(word).exists() and not matching(word):
             raise UserError(f"no pictures: {word}")

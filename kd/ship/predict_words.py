@@ -1,6 +1,5 @@
 """What the words of ``kd-predict`` name: pictures, and a place for the answers. Torch is not imported."""
 
-import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from kd.data.info import LISTS
 from kd.data.sources import pictures_below, pictures_in_list
 from kd.errors import UserError
+from kd.storage.elsewhere import matching
 from kd.storage.student_metadata import student_metadata_in
 
 TABLES = (".csv", ".json", ".jsonl")
@@ -62,7 +62,7 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
         elif Path(word).is_file():
             files = [word]
         else:
-            files = [f for f in glob.glob(word, recursive=True) if Path(f).is_file()]  # noqa: PTH207 - any root
+            files = [file for file in matching(word) if Path(file).is_file()]
         if not files:
             raise UserError(f"no pictures: {word}")
         unique |= dict.fromkeys(sorted(files))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from os import SEEK_END
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kd.storage.elsewhere import (
     LARGEST_DATA,
     LARGEST_LIST,
     json_of,
+    open_regular,
     refused_file,
     regular,
     regular_files,
@@ -35,6 +37,10 @@ ID, LONGEST_ID = re.compile(r"\s*[+-]?[\d_]+\s*"), 20
 """The id of a class, as a key of its name, and its most characters."""
 KEYS = {"config_name", "data_files", "data_dir", "default", "sep", "drop_labels", "drop_metadata"}
 """Settings of a configuration; others are arguments of readers."""
+PARQUET = {".parquet", ".geoparquet", ".gpq"}
+"""Endings by which ``datasets`` takes all of a data set's files for tables, wherever they are in a name."""
+MAGIC = b"PAR1"
+"""The end of each table."""
 UNFOLDS = 64
 """A table takes at most so many times its file's bytes, or :data:`~kd.storage.elsewhere.LARGEST_LIST`."""
 
@@ -43,8 +49,9 @@ def check_dataset_folder(folder: Path) -> None:
     """Checks the configuration and the tables in a folder that ``datasets`` reads.
 
     Raises:
-        RefusedFile: names the file: no regular one, YAML or JSON that is too large or damaged, a path that leads out of
-            the folder, a setting outside :data:`KEYS`, more classes than a setting takes, or a table that unfolds too far.
+        RefusedFile: names the file: no regular one, a link to a folder, YAML or JSON that is too large or damaged, a path
+            that leads out of the folder, a setting outside :data:`KEYS`, more classes than a setting takes, or a table
+            that unfolds too far.
     """
     regular_files(folder)
     for file in (folder / CARD, folder / ".huggingface.yaml", folder / "dataset_infos.json"):
@@ -58,9 +65,24 @@ def check_dataset_folder(folder: Path) -> None:
         except ValueError as error:
             raise refused_file(file, " ".join(str(error).split())[:200]) from error
         _check_configuration(file, content)
-    for file in folder.rglob("*.[pg]*"):
-        if file.suffix in (".parquet", ".geoparquet", ".gpq"):
+    files = []
+    for file in folder.rglob("*"):
+        if not file.is_dir():
+            files.append(file)
+        elif file.is_symlink():
+            raise refused_file(file, "is a link to a folder; put the folder itself there")
+    if any(PARQUET & {*map(str.lower, file.suffixes)} for file in files):
+        for file in filter(_is_parquet, files):
             check_parquet(file)
+
+
+def _is_parquet(file: Path) -> bool:
+    """Whether a file is a table by its content, or its name's end."""
+    if file.suffix in PARQUET:
+        return True
+    with open_regular(file, LARGEST_DATA) as opened:
+        opened.seek(-min(len(MAGIC), opened.seek(0, SEEK_END)), SEEK_END)
+        return opened.read() == MAGIC
 
 
 def _front_matter(file: Path, text: str) -> str:
@@ -115,7 +137,8 @@ def check_parquet(file: Path) -> None:
     """Checks what a parquet file says of its size, before it is read; needs pyarrow.
 
     Raises:
-        RefusedFile: it is damaged, or its table is larger than :data:`UNFOLDS` allows; its columns' classes are too many.
+        RefusedFile: it is damaged, or its table is larger than :data:`UNFOLDS` allows; its columns' classes are too many;
+            texts of a column are stored by their common beginnings, which unfold to any size.
     """
     from pyarrow import ArrowException, parquet
 
@@ -130,7 +153,16 @@ def check_parquet(file: Path) -> None:
     _check_configuration(file, told)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     unfolded = sum(group.total_byte_size for group in groups)
-    cells = sum(group.num_rows for group in groups) * metadata.num_columns * 8
+    cells = 0
+    for i in range(metadata.num_columns):
+        width = max(8, metadata.schema.column(i).length or 0)
+        for group in groups:
+            column = group.column(i)
+            cells += width * max(column.num_values, group.num_rows)
+            if "DELTA_BYTE_ARRAY" in column.encodings:
+                raise refused_file(
+                    file, "its texts are DELTA_BYTE_ARRAY, which unfolds to any size"
+                )
     allowed = max(LARGEST_LIST, UNFOLDS * file.stat().st_size)
     largest = max(unfolded, cells)
     if largest <= allowed:

@@ -7,6 +7,7 @@ writing, :mod:`kd.run.trust` limits the code that files name.
 
 import codecs
 import errno
+import glob
 import io
 import json
 import math
@@ -15,6 +16,8 @@ import re
 import stat
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +40,10 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: 
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
 LARGEST_NUMBER = 1e100  # of what a run has measured: sums and squares of it are finite
 NODES = 100_000  # of YAML, each alias counted as what it stands for
+TEXT_OF_A_VALUE = 50
+"""Characters of YAML's text that count as a value more: a long one behind many aliases would be written out for each."""
+LONGEST_NAME = 1000
+"""Characters of a dotted name: of a setting, or of a tensor in nested mappings."""
 LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
 LONGEST_NUMBER, LONGEST_KEY = 100, 18
 """Characters of a number in YAML, and of a whole one that is a key: the time for numbers to the base of 60 grows with
@@ -51,25 +58,39 @@ class BoundedLoader(yaml.SafeLoader):
         """Begins to count the values of a text."""
         super().__init__(stream)
         self._nodes = 0
-        self._sizes: dict[int, int] = {}  # values in what an alias may stand for, by the node's id
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """A value of the document, counted while the text is parsed.
+        """A value of the document, counted while the text is parsed: a ComposerError above :data:`NODES`."""
+        self._nodes += 1
+        _check_count(self._nodes)
+        return super().compose_node(parent, index)
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document, with each alias counted as what it stands for.
 
         Raises:
-            ComposerError: there are more than :data:`NODES` values, each alias counted as what it stands for; one of what it
-                lies in has no end.
+            ComposerError: more than :data:`NODES` values, or a dotted key of more than :data:`LONGEST_NAME` characters.
         """
-        is_alias = self.check_event(yaml.AliasEvent)
-        before = self._nodes
-        node = super().compose_node(parent, index)
-        if is_alias:
-            self._nodes += self._sizes.get(id(node), NODES)
-        self._nodes += 1
-        self._sizes.setdefault(id(node), self._nodes - before)
-        if self._nodes > NODES:
-            raise yaml.composer.ComposerError(None, None, f"it has more than {NODES} values")
-        return node
+        root = super().get_single_node()
+        count = 0
+        waiting = [] if root is None else [(root, 0)]  # with the characters of its dotted key
+        while waiting:
+            node, above = waiting.pop()
+            if above > LONGEST_NAME:
+                problem = f"a dotted key has more than {LONGEST_NAME} characters"
+                raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+            inner = []
+            if isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    inner += [(key, above), (value, above + 1 + len(key.value))]
+            elif isinstance(node, yaml.SequenceNode):
+                inner = [(value, above) for value in node.value]
+            else:
+                count += len(node.value) // TEXT_OF_A_VALUE
+            count += len(inner)
+            _check_count(count)
+            waiting += inner
+        return root
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """The value of a node; a ConstructorError for a number that is longer than :data:`LONGEST_NUMBER`."""
@@ -86,6 +107,12 @@ class BoundedLoader(yaml.SafeLoader):
                 length = f"a key is a number of {len(key.value)} characters, at most {LONGEST_KEY} are read"
                 raise yaml.constructor.ConstructorError(None, None, length, key.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _check_count(count: int) -> None:
+    """Refuses a document of more values than :data:`NODES`; a ComposerError."""
+    if count > NODES:
+        raise yaml.composer.ComposerError(None, None, f"it has more than {NODES} values")
 
 
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
@@ -208,13 +235,14 @@ def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
 
 
 def packed_record(file: str | Path | IO[bytes]) -> str:
-    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size.
+    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size. Or where records
+    overlap: the same bytes would be read for each.
 
     Args:
         file: its path, or the open file, which is not at its beginning afterwards.
 
     Returns:
-        The end of a sentence about the file; "" where no record is packed, and for what is no zip archive.
+        The end of a sentence about the file; "" where nothing is wrong, and for what is no zip archive.
 
     Raises:
         OSError: it can't be opened.
@@ -229,6 +257,9 @@ def packed_record(file: str | Path | IO[bytes]) -> str:
             if "/code/" in record.filename:  # torch.jit compresses its programs
                 return "it is a TorchScript archive"
             return f"its record {record.filename[:80]} is compressed"
+        # what is before the table of records holds them all
+        if sum(record.file_size for record in archive.infolist()) > archive.start_dir:
+            return "its records overlap"
     return ""
 
 
@@ -311,6 +342,43 @@ def number_of(text: str) -> float:
     if math.isinf(value):
         raise ValueError(text)
     return value
+
+
+def matching(pattern: str) -> list[str]:
+    """Paths that a pattern names, sorted: ``*``, ``?`` and ``[]`` as of :mod:`glob`, ``**`` for any folders.
+
+    Each folder is entered once for each part of the pattern, whatever links lead to it.
+    """
+    whole = Path(pattern)
+    parts = whole.parts[bool(whole.anchor) :]
+    found = []
+    entered = set()
+    waiting = [(whole.anchor, 0)]  # paths, and how many parts of the pattern they stand for
+    while waiting:
+        path, number = waiting.pop()
+        if number == len(parts):
+            found.append(path)
+            continue
+        here = (os.path.realpath(path), number)
+        if here in entered:
+            continue
+        entered.add(here)
+        part = parts[number]
+        if part == "**":
+            waiting.append((path, number + 1))
+        names = [part]
+        if glob.has_magic(part):
+            names = []
+            with suppress(OSError):  # a file, or a folder of somebody else's
+                names = os.listdir(path or ".")  # noqa: PTH208 - of texts
+        for name in names:
+            inner = os.path.join(path, name)  # noqa: PTH118 - a Path each is slow
+            is_hidden = name.startswith(".") and not part.startswith(".")
+            if part == "**" and not is_hidden and os.path.isdir(inner):  # noqa: PTH112 - likewise
+                waiting.append((inner, number))
+            elif not is_hidden and fnmatch(name, part) and os.path.lexists(inner):
+                waiting.append((inner, number + 1))
+    return sorted(set(found))
 
 
 def plain_name(name: str, where: str) -> str:

@@ -18,6 +18,9 @@ from kd.errors import UserError, first_line
 from kd.storage.elsewhere import packed_record, regular
 
 TorchFile: TypeAlias = str | Path | IO[bytes]
+MOST_VALUES = 10_000_000
+"""In a training checkpoint, each as often as it is reached: lists of lists that are shared grow without end as they are
+restored."""
 MOST_TIED = 16  # how often all storages of a file may be claimed: tied weights are listed once for each of their names
 
 
@@ -47,11 +50,18 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
 
 
 def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, Any]:
-    """The mapping in a training checkpoint, with its weights below ``state_dict``; a ValueError where it has none.
+    """The mapping in a training checkpoint, with its weights below ``state_dict``; a ValueError where it has none, or more
+    than :data:`MOST_VALUES`.
 
     Arguments and other errors as of :func:`read_tensors`.
     """
     content = read_tensors(file, map_location)
+    try:
+        count = _count(content, {})
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if count > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict")
     return content
@@ -126,6 +136,21 @@ def check_sizes(content: object) -> None:
         storages[storage.data_ptr()] = storage.nbytes()
     if claimed > MOST_TIED * sum(storages.values()):
         raise ValueError(f"its tensors claim {claimed:,} bytes and hold {sum(storages.values()):,}")
+
+
+def _count(value: object, known: dict[int, int]) -> int:
+    """Values in nested mappings, lists, tuples and sets, each as often as it is reached.
+
+    Args:
+        value: any.
+        known: the containers that were counted, by id; filled here.
+    """
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return 1
+    if id(value) not in known:
+        inner = value.values() if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_count(one, known) for one in inner)
+    return known[id(value)]
 
 
 def tensors_below(content: object) -> Iterator[Tensor]:

@@ -24,7 +24,7 @@ from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
-from kd.storage.writing import make_folder, write_text
+from kd.storage.writing import file_for, make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature
 from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare, digest
 
@@ -223,7 +223,7 @@ class AnswerStore:
 
     def _locked(self) -> FileLock:
         """A new lock each time: a loader process must not use one that it inherited."""
-        return FileLock(self.kind.folder / ".lock")
+        return FileLock(file_for(self.kind.folder / ".lock"))
 
     def close(self) -> None:
         """Closes the files of all views."""

@@ -21,6 +21,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.loggers import Loggers, placed
 from kd.callbacks.tracked_runs import with_run_ids
 from kd.cli import train_main
+from kd.errors import UserError
 from kd.optim import warmup_cosine
 from kd.run import needs
 from tests._forks import start, status_of
@@ -339,3 +340,11 @@ def test_a_run_that_fsdp_resumes_keeps_its_loggers_files(
     logger.save()
     assert steps_of(file) == [0, 1, 2]
     assert steps_of(tmp_path / "csv" / "from_step_2" / "metrics.csv") == [2]
+
+
+def test_a_link_in_the_place_of_mlflows_database_is_refused(tmp_path: Path) -> None:
+    """It lies beside the runs, which may be a stranger's; SQLite would write to what the link leads to."""
+    (tmp_path / "mlflow.db").symlink_to(tmp_path / "victim")
+    spec = {"class_path": "pytorch_lightning.loggers.MLFlowLogger"}
+    with pytest.raises(UserError, match=r"mlflow.db: is a link"):
+        placed(spec, tmp_path / "food" / "007")

@@ -16,6 +16,7 @@ from kd.launch import sagemaker
 from kd.report.card import card
 from kd.report.records import RunRecords
 from kd.run.gate import PLACE_KEY, check_foreign
+from kd.storage.elsewhere import matching
 from kd.storage.of_weights import EXPORTS, exports, write_of_weights
 from kd.storage.run_urls import on_disk
 from kd.storage.shown import masked, without_secrets
@@ -39,6 +40,11 @@ def limited(seconds: int, gigabytes: int) -> None:
         "from kd.storage.elsewhere import yaml_of as f; "
         "refused(f, '\\n'.join(f'{k * (2**61 - 1)}: 1' for k in range(1, 30_000)))",
         "from kd.storage.elsewhere import yaml_of as f; refused(f, 'a ' * 2**22)",
+        "from kd.storage.elsewhere import yaml_of as f; "  # a name as long as this, in 150 dotted keys
+        "refused(f, 'a: &k ' + 'k' * 10**6 + '\\nb: ' + '{*k : ' * 150 + 'x' + ', c: x}' * 150)",
+        "from kd.storage.elsewhere import yaml_of as f; "
+        "refused(f, 'a: &k ' + 'k' * 10**6 + '\\nb: [' + '*k,' * 45_000 + ']')",
+        "from kd.storage.elsewhere import yaml_of as f; refused(f, 'a: &a [*a]')",
         "from kd.data.sources.labels import doubts as f; f(['.' + '1' * 10**6 + 'x'])",
     ],
 )
@@ -159,3 +165,15 @@ def test_a_journal_describes_no_endless_grid(kind: dict[str, Any], tmp_path: Pat
     (tmp_path / JOURNAL).write_text(f"{line}\n")
     with pytest.raises(UserError, match="line 1: a grid of 1000000000000 values, at most 10000000"):
         Study(tmp_path, ["maximize"], "grid", "none", 1, 0)
+
+
+def test_links_that_lead_around_end(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"l{number}").symlink_to(".")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x.jpg").touch()
+    (tmp_path / ".hidden.jpg").touch()
+    for pattern in (f"{tmp_path}/**/*.jpg", f"{tmp_path}/{'l*/' * 40}a/?/[x]*"):
+        (found,) = matching(pattern)
+        assert Path(found).resolve() == (tmp_path / "a" / "b" / "x.jpg").resolve()
+    assert matching(f"{tmp_path}/{'l*/' * 40}*.tar") == matching(f"{tmp_path}/a/b/x.jpg/*") == []

@@ -89,11 +89,47 @@ def test_a_table_that_unfolds_is_refused(tmp_path: Path) -> None:
             file.write_table(pa.table({"x": column}, schema=schema))
     with pytest.raises(UserError, match="x.parquet: unfolds to 1,600,000,000 bytes, at most"):
         check_parquet(tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="unfolds"):
-        check_dataset_folder(tmp_path)
+    for name in ("x.parquet", "x.parquet.bin", "x.PARQUET", "data"):
+        (tmp_path / "x.parquet").replace(tmp_path / name)
+        (tmp_path / "y.parquet.bin").touch()  # by which all files are tables
+        with pytest.raises(UserError, match=f"{name}: unfolds"):
+            check_dataset_folder(tmp_path)
+        (tmp_path / name).replace(tmp_path / "x.parquet")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="x.parquet: is no parquet file"):
         check_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kind", ["binary", "list", "texts"])
+def test_a_table_of_some_bytes_that_unfolds_is_refused(kind: str, tmp_path: Path) -> None:
+    """Each value is stored once, or as what it has beside the value before."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    times, options = 20, {}
+    if kind == "list":
+        column = pa.ListArray.from_arrays([0, 10**7], pa.array([0]).take(pa.array([0] * 10**7)))
+    elif kind == "texts":
+        times, column = 1, pa.array([b"x" * 2**20] * 10)
+        options = {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}}
+    else:
+        column = pa.array([b"x" * 2**16] * 1000, pa.binary(2**16))
+    table = pa.table({"x": column})
+    with parquet.ParquetWriter(
+        tmp_path / "x.parquet", table.schema, compression="zstd", **options
+    ) as file:
+        for _ in range(times):
+            file.write_table(table)
+    assert (tmp_path / "x.parquet").stat().st_size < 2**19
+    with pytest.raises(UserError, match=r"x.parquet: (unfolds to|its texts are DELTA_BYTE_ARRAY)"):
+        check_parquet(tmp_path / "x.parquet")
+
+
+def test_a_link_to_a_folder_of_tables_is_refused(tmp_path: Path) -> None:
+    """What it leads to would be read, and is not looked at."""
+    (tmp_path / "data").symlink_to(tmp_path.parent)
+    with pytest.raises(UserError, match="data: is a link to a folder"):
+        check_dataset_folder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["text", "in a struct", "in a list"])
@@ -108,6 +144,6 @@ def test_a_table_whose_dictionary_unfolds_is_refused(kind: str, tmp_path: Path) 
     elif kind == "in a list":
         column = pa.ListArray.from_arrays(pa.array(range(2001)), column)
     parquet.write_table(pa.table({"x": column}), tmp_path / "x.parquet", store_schema=False)
-    assert (tmp_path / "x.parquet").stat().st_size < 2**17
+    assert (tmp_path / "x.parquet").stat().st_size < 2**19
     with pytest.raises(UserError, match="x.parquet: unfolds to 2,097,152,000 bytes, at most"):
         check_dataset_folder(tmp_path)

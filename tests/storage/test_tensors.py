@@ -1,6 +1,8 @@
 """Files of torch whose tensors claim more than the file holds are refused, whoever reads them."""
 
+import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,47 @@ def test_packed_records_are_refused_before_they_are_unpacked(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="is compressed"):
         read_tensors(packed)
     assert "is compressed" in damage(packed)
+
+
+def test_records_that_overlap_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    """A record that is listed many times would be read as often, to compare its checksum."""
+    file = tmp_path / "last.ckpt"
+    torch.save({"state_dict": {"w": torch.zeros(1000)}}, file)
+    content = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        start, end = archive.start_dir, content.rindex(b"PK\5\6")
+    begins = content.rindex(b"PK\1\2")
+    while not content[begins + 46 :].startswith(b"last/data/0"):
+        begins = content.rindex(b"PK\1\2", 0, begins)
+    again = content[begins : content.index(b"PK", begins + 4)] * 9
+    table = content[start : content.index(b"PK\6\6", start)] + again
+    ending = struct.pack(
+        "<4s4H2IH", b"PK\5\6", 0, 0, *[table.count(b"PK\1\2")] * 2, len(table), start, 0
+    )
+    file.write_bytes(content[:start] + table + ending)
+    assert end and "records overlap" in damage(file)
+    with pytest.raises(ValueError, match="records overlap"):
+        read_tensors(file)
+
+
+def shared(wrap: Callable[[object, object], object], times: int) -> object:
+    """A value that is wrapped so often, together with the one before."""
+    value: object = torch.zeros(1)
+    for _ in range(times):
+        value = wrap(value, torch.zeros(1))
+    return value
+
+
+def test_names_and_lists_that_grow_without_end_are_refused(tmp_path: Path) -> None:
+    """One long name, or one list, is written once and met at each depth."""
+    name = "k" * 600
+    torch.save(shared(lambda inner, one: {name: inner, "t": one}, 5), tmp_path / "a.pth")
+    with pytest.raises(UserError, match=r"a.pth is not a readable checkpoint .*1000 characters"):
+        read_weights(tmp_path / "a.pth", "x")
+    laughs = shared(lambda inner, _: [inner, inner], 60)
+    torch.save({"state_dict": {}, "optimizer_states": laughs}, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match="more than 10,000,000 values"):
+        read_checkpoint(tmp_path / "last.ckpt")
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "pickle"])

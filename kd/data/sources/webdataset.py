@@ -28,7 +28,14 @@ from kd.machine import cache_dir
 from kd.progress import bar
 from kd.storage.archives import opened
 from kd.storage.decoding import MAX_BYTES
-from kd.storage.elsewhere import LARGEST_DATA, LARGEST_LIST, json_of, open_regular, text_of
+from kd.storage.elsewhere import (
+    LARGEST_DATA,
+    LARGEST_LIST,
+    json_of,
+    matching,
+    open_regular,
+    text_of,
+)
 from kd.storage.writing import write_text
 
 LABELS = ("cls", "json", "txt")
@@ -256,7 +263,8 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 def shards_at(place: str, key: str) -> list[str]:
     """Paths of the tar files that a folder or a pattern names, in order.
 
-    A pattern has numbers in braces (:func:`braces`), and ``*``, ``?`` and ``[]`` as of :mod:`glob`.
+    A pattern has numbers in braces (:func:`braces`), and ``*``, ``?``, ``[]`` and ``**`` as of
+    :func:`~kd.storage.elsewhere.matching`.
 
     Raises:
         UserError: none, a missing file, or a URL.
@@ -269,7 +277,7 @@ def shards_at(place: str, key: str) -> list[str]:
     if Path(place).is_dir():
         place = f"{glob.escape(place)}/*.tar"
     for name in braces(place, key):
-        files += sorted(glob.glob(name)) if re.search(r"[*?\[]", name) else [name]  # noqa: PTH207 - any root
+        files += matching(name) if glob.has_magic(name) else [name]
     if not files:
         raise UserError(f"{key}: no tar files: {place}")
     for file in files:

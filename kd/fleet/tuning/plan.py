@@ -29,6 +29,7 @@ from kd.storage.elsewhere import json_of, text_of, yaml_of
 from kd.storage.of_weights import LATENCY as LATENCY_FILE
 from kd.storage.of_weights import on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
+from kd.storage.shown import masked
 
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
 """Objectives that a run's ``summary.json`` has beside its validation metrics."""
@@ -150,11 +151,11 @@ class SearchPlan:
     def settings(self) -> dict[str, Any]:
         """What must be the same to resume a search, by key: stored with the search, and compared by :func:`difference`.
 
-        All settings of a run but ``runs_dir`` and ``resume``, the spaces, and the objectives. The numbers of trials, jobs
-        and hours, the sampler and the pruner may change.
+        All settings of a run but ``runs_dir`` and ``resume``, secrets as ``...``, the spaces, and the objectives. The
+        numbers of trials, jobs and hours, the sampler and the pruner may change.
         """
         settings = {}
-        for key, value in flatten(self.config).items():
+        for key, value in flatten(masked(self.config)).items():
             if key not in ("runs_dir", "resume"):
                 settings[key] = value
         for space in self.space:

@@ -16,7 +16,7 @@ from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, epoch_valu
 from kd.progress import bar
 from kd.run.train_first import train_teacher_first
 from kd.settings import teachers_in
-from kd.storage.writing import guard, make_folder
+from kd.storage.writing import file_for, guard, make_folder
 
 say = partial(print, flush=True)
 """Prints a line at once, also into a pipe."""
@@ -49,7 +49,9 @@ class Search:
         self.changed = changed
         # what is in the recipe's folder may be a stranger's
         make_folder(guard(plan.folder, within=plan.folder.parents[1]))
-        self.lock = FileLock(plan.folder / "ask.lock")  # one process at a time draws values
+        self.lock = FileLock(
+            file_for(plan.folder / "ask.lock")
+        )  # one process at a time draws values
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]
             self.study = Study(

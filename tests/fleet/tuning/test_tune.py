@@ -23,11 +23,12 @@ pytest.importorskip("optuna")
 from kd.cli import main, train_main
 from kd.errors import needs_extra
 from kd.fleet.tuning import study as studies
-from kd.fleet.tuning.plan import _objective
+from kd.fleet.tuning.plan import _objective, plan
 from kd.fleet.tuning.results import Confirmation
 from kd.fleet.tuning.space import parse
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
+from kd.run.request import Request
 from tests._forks import ForkedRun, start, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
 from tests._runs import disturb
@@ -515,3 +516,12 @@ def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
     ):
         assert main("tune", [f"recipe={recipe}", f"config={overlay}", *trust]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_a_search_keeps_no_secret_in_its_journal(recipe: Path) -> None:
+    """Everyone who may read the search's folder reads it."""
+    address = "https://hooks.example/T0/hush"
+    words = [f"monitor.webhook={address}", "search.optim.lr=[0.1, 0.2]"]
+    planned = plan(Request(str(recipe), [], words))
+    assert planned.config["monitor"]["webhook"] == address
+    assert planned.settings()["monitor.webhook"] == "..."

@@ -1,6 +1,7 @@
 """FP16: what overflows is named, the simulation rounds as NumPy's float16 does, and norms stay in float32."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from kd.cli import main
+from kd.errors import UserError
 from kd.ship.export import fp16
 from kd.ship.export.base import ExportJob
 from kd.ship.export.formats import onnx as onnx_format
@@ -285,3 +287,22 @@ def test_each_operation_of_each_family_is_in_a_table(arch: str) -> None:
     graph = program.model_proto.graph
     assert {n.op_type for n in graph.node if not fp16.is_proven(n)} == set()
     assert not program.model_proto.functions
+
+
+def test_a_graphs_names_reach_no_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime prints errors by itself, in colours, with what the file says."""
+    model = graph_of(
+        [node("Cast", "pictures", "numbers", to=1), node("Mul", "numbers w", "answer")], {"w": 1}
+    )
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    name = "w\x1b]0;EVIL\x07"
+    weight.external_data.add(key="location", value=name)
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="is not a readable ONNX model"):
+        onnx_format.open_session(tmp_path / "model.onnx")
+    assert capfd.readouterr() == ("", "")

@@ -77,7 +77,7 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
     runtime = need("onnxruntime", EXTRA, str(file))
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # it prints what the file says; errors are raised, too
     try:
         place = str(regular(file, LARGEST_STUDENT))
         return runtime.InferenceSession(place, options, providers=["CPUExecutionProvider"])
