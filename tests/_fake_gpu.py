@@ -228,7 +228,9 @@ def backward(loss: Tensor, waits: Waits) -> None:
             outputs = (node if callable(node) else node.apply)(
                 *given
             )  # the latter: an autograd.Function in Python
-            outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+            outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+            while not callable(node) and len(outputs) > len(node.next_functions):
+                outputs.remove(None)  # of an argument that is no tensor, which has no node
             for (following, place), value in zip(node.next_functions, outputs, strict=False):
                 if following is not None and value is not None:
                     slots = grads.setdefault(
