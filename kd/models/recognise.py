@@ -31,6 +31,8 @@ HEADS = re.compile(
 """Beginnings of the names of timm's classifiers, and of the layers beside them."""
 POSITIONS = "pos_embed"
 """A ViT's tensor that depends on the size of its pictures."""
+NOT_COMPARED = (POSITIONS, "mask_token")
+"""Tensors that files of one architecture have or lack, or have in another shape."""
 LEAST = 12
 """Tensors of a model; places of a file with fewer are not compared."""
 
@@ -52,11 +54,12 @@ class Recognised:
 def digest(tensors: Tensors) -> str:
     """Ten hexadecimal digits for the names and shapes of a model's tensors.
 
-    Its classifier, positions and counters of BatchNorm do not count: they differ between files of one architecture.
+    Its classifier, positions, mask token and counters of BatchNorm do not count: they differ between files of one
+    architecture.
     """
     lines = []
     for name in _without_counters(tensors):
-        if name != POSITIONS and not HEADS.match(name):
+        if name not in NOT_COMPARED and not HEADS.match(name):
             lines.append(f"{name} {tuple(tensors[name].shape)}\n")
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:10]
 

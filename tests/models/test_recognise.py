@@ -21,6 +21,7 @@ from kd.run.run import settings_of
 from kd.run.train_first import what_files_say
 from scripts.timm_tensors import missing
 from tests._helpers import ARCH, TINY, draw_folder, tiny_vit
+from tests._hub import hub_with
 
 TEN = {
     "vit_tiny_patch16_224": 64,
@@ -72,6 +73,14 @@ def test_ten_families_in_three_ways(arch: str, tmp_path: Path) -> None:
         assert said.arch == arch, place
         if side:
             assert said.img_size == (side, side), place
+
+
+def test_dinov2_as_its_authors_save_it() -> None:
+    with torch.device("meta"):
+        state = timm.create_model("vit_base_patch14_dinov2", num_classes=0).state_dict()
+    found = recognise({**state, "mask_token": torch.empty(1, 768)})
+    assert found is not None
+    assert (found.arch, found.img_size) == ("vit_base_patch14_dinov2", (518, 518))
 
 
 def test_a_model_below_a_prefix_beside_other_tensors() -> None:
@@ -193,19 +202,25 @@ def test_two_words_are_enough(
 
 
 def test_two_words_for_a_family_that_gives_no_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The student begins with the hub's weights."""
     pictures = draw_folder(tmp_path / "pictures")
     torch.manual_seed(0)
     model = timm.create_model("test_efficientnet", num_classes=4)
     torch.save({"module": model.state_dict()}, tmp_path / "teacher.pth")
-    own = ["config=debug", "preflight=off", f"runs_dir={tmp_path / 'runs'}"]
+    own = ["config=debug", "preflight=off", "data.batch_size=4", "trainer.limit_train_batches=1"]
+    own += ["trainer.limit_val_batches=1", f"runs_dir={tmp_path / 'runs'}"]
     words = [f"data.source.root={pictures}", f"model.teacher.checkpoint={tmp_path / 'teacher.pth'}"]
-    assert train_main(["recipe=distill", *words, *own]) == 0
+    weights = timm.create_model("resnet18").state_dict()
+    with hub_with("resnet18.a1_in1k", weights, tmp_path / "hub", monkeypatch):
+        assert train_main(["recipe=distill", *words, *own]) == 0
     assert (
         "model.student: resnet18, as no student can start from the layers of test_efficientnet; it starts from "
-        "random weights, as timm's can't be downloaded: that costs most of the accuracy"
+        "timm's pre-trained weights"
     ) in capsys.readouterr().out
+    summary = json.loads((tmp_path / "runs" / "distill" / "000" / "summary.json").read_text())
+    assert summary["student"]["start"] == "pre-trained"
 
 
 @pytest.mark.parametrize(
@@ -219,13 +234,20 @@ def test_two_words_for_a_family_that_gives_no_start(
 def test_a_student_unlike_its_teacher_takes_timms_weights_where_they_can_be_had(
     teacher: str, student: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
-    monkeypatch.setattr(assemble, "check_downloadable", lambda arch, key: asked.append(arch))
+    answers = [None, UserError("no internet")]
+
+    def check(arch: str, key: str) -> None:
+        """The hub is there, then it is not."""
+        assert arch == student
+        if error := answers.pop(0):
+            raise error
+
+    monkeypatch.setattr(assemble, "check_downloadable", check)
     model = meta_model(teacher, {})
     parent = SimpleNamespace(closed="" if model else "is stored answers", model=model, arch=teacher)
-    spec = assemble._unrelated_student(StudentSpec("auto", img_size=64), parent)
-    assert (spec.arch, spec.img_size, spec.pretrained, asked) == (student, 64, True, [student])
-    assert (
-        f"{student}, as no student can start from the layers of {teacher}"
-        in capsys.readouterr().out
-    )
+    for pretrained, begins in ((True, "timm's"), (False, "random weights, as timm's can't be")):
+        spec = assemble._unrelated_student(StudentSpec("auto", img_size=64), parent)
+        assert (spec.arch, spec.img_size, spec.pretrained) == (student, 64, pretrained)
+        said = capsys.readouterr().out
+        no_start = f"{student}, as no student can start from the layers of {teacher}"
+        assert f"{no_start}; it starts from {begins}" in said
