@@ -211,7 +211,7 @@ def test_names_of_the_hub() -> None:
         ):
             build_teacher(TeacherSpec(ARCH, checkpoint=name), 4)
     with pytest.raises(
-        UserError, match=r"model.teacher.arch: 'hf_hub:me/net' .* model.teacher.builder.path=me/net"
+        UserError, match=r"model.teacher.arch: 'hf_hub:me/net' .* model.teacher=hf_hub:me/net loads"
     ):
         build_teacher(TeacherSpec("hf_hub:me/net"), 4)
 

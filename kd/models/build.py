@@ -248,9 +248,9 @@ def check_arch(arch: str, key: str) -> None:
             f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name"
         )
     if arch.startswith(("hf_hub:", "hf-hub:")):
-        loads = f"{key}.builder={HUGGING_FACE} {key}.builder.path={arch[7:]}"
         raise UserError(
-            f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}"
+            f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {key}={arch} loads one of "
+            "transformers"
         )
     if not timm.is_model(arch):
         name, has_tag, _ = arch.partition(".")

@@ -189,7 +189,7 @@ def _size(model: nn.Module, positions: tuple[int, ...] | None) -> tuple[int, int
     of_others = model.get_parameter(POSITIONS).shape[1] - of_grid  # the class token's and the like
     in_file = positions[1] - of_others
     side = math.isqrt(max(in_file, 0))
-    if of_others < 0 or side == 0 or side * side != in_file:
+    if in_file < 1 or side * side != in_file:
         return None
     patch_height, patch_width = patches.patch_size
     return side * patch_height, side * patch_width

@@ -276,18 +276,6 @@ def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
     )
 
 
-def file_holds(checkpoint: str, arch: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a readable checkpoint has the tensors of an architecture of timm's (:func:`kd.models.recognise.holds`).
-
-    Args:
-        checkpoint: a file or a folder.
-        arch: timm's name.
-        kwargs: arguments of ``timm.create_model``.
-    """
-    _, tensors, _ = read_weights(Path(checkpoint), "")
-    return holds(tensors, arch, kwargs)
-
-
 def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
     """What the metadata ``meta`` of a ``.safetensors`` file say, as kd writes them with a student; empty for other files.
 

@@ -25,7 +25,8 @@ from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
 from kd.models.build import AUTO
 from kd.models.hub import check_downloadable
-from kd.models.weights import about, file_holds
+from kd.models.recognise import holds
+from kd.models.weights import about, read_weights
 from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import TRAIN, refuse_random_weights
@@ -293,8 +294,10 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
                 f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
                 f"another {key}.checkpoint"
             )
-        if said.by_tensors and file_holds(given["checkpoint"], arch, given["kwargs"]):
-            continue
+        if said.by_tensors:
+            _, tensors, _ = read_weights(Path(given["checkpoint"]), f"{key}.checkpoint")
+            if holds(tensors, arch, given["kwargs"]):
+                continue
         named = TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"])
         spec = completed(named, key)
         for name in ("arch", "img_size", "kwargs", "mean", "std"):
@@ -302,8 +305,7 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
             is_typed = any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
             if value is not None and not is_typed:
                 replaced[f"{key}.{name}"] = value
-    following = _following(config, replaced, typed)
-    return {**replaced, **following}
+    return {**replaced, **_following(config, replaced, typed)}
 
 
 def _following(
@@ -333,7 +335,7 @@ def _following(
         ("data.img_size", config["data"]["img_size"]),
         ("model.student.img_size", student["img_size"]),
     ):
-        if size is not None and now == before and key not in typed:
+        if size and now == before and key not in typed:
             following[key] = size
     if is_rank_zero() and following:
         words = " ".join(f"{key}={value}" for key, value in following.items())
