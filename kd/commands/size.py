@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from kd.errors import UserError
 from kd.fleet.sizing.plan import SizeOptions, check_plan
 from kd.run.needs import check_present
-from kd.run.options import refuse_words
+from kd.run.options import refuse_words, take
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.checkpoints import claim
@@ -62,6 +63,8 @@ def sized(request: Request, options: SizeOptions) -> tuple[dict[str, Any], Path]
         UserError: a mistake in the command line or the settings, or a budget that no candidate meets.
     """
     check_plan(options)
+    if take(request, "steps"):
+        raise UserError("no key 'steps': sizes are scored as they inherit; kd-tune trains others")
     run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.fleet.sizing.results import write
