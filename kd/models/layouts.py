@@ -183,10 +183,7 @@ def _layouts(
     below = Counter[str]()
     matching = Counter[str]()
     for name, value in tensors.items():
-        parts = name.split(".", DEEPEST)
-        for depth in range(len(parts)):
-            rest = ".".join(parts[depth:])
-            prefix = name.removesuffix(rest)
+        for prefix, rest in prefixes(name):
             below[prefix] += 1
             matching[prefix] += rest in expected and expected[rest].shape == value.shape
     exact = [prefix for prefix, count in matching.items() if count == len(expected)]
@@ -194,7 +191,7 @@ def _layouts(
 
     found: list[tuple[str, State, str]] = []
     for prefix in sorted(exact or large):
-        state = _without_prefix(tensors, prefix)
+        state = without_prefix(tensors, prefix)
         found += [(prefix, variant, "") for variant in _variants(state, expected)]
     if not exact:
         found += foreign_models(tensors)
@@ -223,7 +220,19 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> State:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
-def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
+def prefixes(name: str) -> Iterator[tuple[str, str]]:
+    """Each beginning of a tensor's name that may be a place's, "" or with its last dot, and the rest of the name.
+
+    >>> list(prefixes("net.head.bias"))
+    [('', 'net.head.bias'), ('net.', 'head.bias'), ('net.head.', 'bias')]
+    """
+    parts = name.split(".", DEEPEST)
+    for depth in range(len(parts)):
+        rest = ".".join(parts[depth:])
+        yield name.removesuffix(rest), rest
+
+
+def without_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
     """The tensors below a prefix, by the rest of their names."""
     inner = {}
     for name, value in state.items():
@@ -239,7 +248,7 @@ def _in_the_models_layout(state: State, model: nn.Module, img_size: Size | None)
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
         return _filtered(state, model, img_size)
-    of_backbone = _without_prefix(state, "backbone.")
+    of_backbone = without_prefix(state, "backbone.")
     if of_backbone:  # a dense model's file
         of_head = {name: x for name, x in state.items() if not name.startswith("backbone.")}
         return {**_below("backbone.", _filtered(of_backbone, backbone, img_size)), **of_head}

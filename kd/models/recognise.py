@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from kd.errors import UserError
 from kd.models.arguments import check_arguments, on_meta
 from kd.models.foreign import foreign_models
+from kd.models.layouts import COUNTER, prefixes, without_prefix
 
 FILE = Path(__file__).with_name("timm_tensors.json")
 """Architectures by the :func:`digest` of their tensors; of several with one digest the usual one is first."""
@@ -35,6 +36,8 @@ NOT_COMPARED = (POSITIONS, "mask_token")
 """Tensors that files of one architecture have or lack, or have in another shape."""
 LEAST = 12
 """Tensors of a model; places of a file with fewer are not compared."""
+MOST_PLACES = 20
+"""Parts of a file, each of as many tensors, of which one may be a model: its optimizer's states are others."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -153,18 +156,10 @@ def table() -> dict[str, list[str]]:
 
 def _places(tensors: Tensors) -> Iterator[Tensors]:
     """The tensors below each prefix that has enough of them, and a foreign ViT's, under the model's own names."""
-    below = Counter[str]()
-    for name in tensors:
-        parts = name.split(".")
-        for depth in range(len(parts)):
-            below["".join(f"{part}." for part in parts[:depth])] += 1
+    below = Counter(prefix for name in tensors for prefix, _ in prefixes(name))
     for prefix, count in below.items():
-        if count >= LEAST:
-            yield {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
+        if count >= max(LEAST, len(tensors) / MOST_PLACES):
+            yield without_prefix(tensors, prefix)
     on_no_device = {name: torch.empty_like(value, device="meta") for name, value in tensors.items()}
     for _, state, _ in foreign_models(on_no_device):
         yield state
@@ -172,7 +167,7 @@ def _places(tensors: Tensors) -> Iterator[Tensors]:
 
 def _without_counters(names: Iterable[str]) -> Iterator[str]:
     """Names without those of BatchNorm's counters."""
-    return (name for name in names if not name.endswith(".num_batches_tracked"))
+    return (name for name in names if not name.endswith(COUNTER))
 
 
 def _size(model: nn.Module, positions: tuple[int, ...] | None) -> tuple[int, int] | None:
