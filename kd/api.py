@@ -85,7 +85,7 @@ class RunResult:
 
 @as_function("train")
 def train(
-    recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None, **words: Any
+    recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None, **words: object
 ) -> RunResult:
     """Trains as ``kd-train`` does. The process is as before afterwards: folder, seeds, signals, environment.
 
@@ -137,7 +137,7 @@ def train(
 
 @as_function("eval")
 def evaluate(
-    run: str | Path | RunResult, settings: Mapping[str, Any] | None = None, **words: Any
+    run: str | Path | RunResult, settings: Mapping[str, Any] | None = None, **words: object
 ) -> Figures:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
@@ -167,7 +167,7 @@ def evaluate(
 
 @as_function("export")
 def export(
-    run: str | Path | RunResult, to: str, settings: Mapping[str, Any] | None = None, **words: Any
+    run: str | Path | RunResult, to: str, settings: Mapping[str, Any] | None = None, **words: object
 ) -> Figures:
     """Writes a run's student in another program's format as ``kd-export`` does, compared with the student in torch.
 
@@ -200,7 +200,7 @@ def predict(
     run: str | Path | RunResult,
     pictures: str | Path | Sequence[str | Path],
     settings: Mapping[str, Any] | None = None,
-    **words: Any,
+    **words: object,
 ) -> Figures:
     """What a run's student says of pictures, as ``kd-predict`` does; nothing is written.
 
@@ -236,7 +236,7 @@ def predict(
 
 @as_function("size")
 def size(
-    recipe: str | Path, settings: Mapping[str, Any] | None = None, **words: Any
+    recipe: str | Path, settings: Mapping[str, Any] | None = None, **words: object
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json``
     likewise. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
