@@ -1,4 +1,5 @@
-"""A student's weights in half precision, cast together once a forward, where autocast would cast them layer by layer.
+"""What a student computes in under autocast: weights in half precision, cast together once a forward, where autocast would
+cast them layer by layer; and, on CPUs whose bfloat16 attention is slow, attention in float32.
 
 Autocast rounds the weights of each linear layer and convolution when it is called, and the gradient of each rounded weight
 is cast back in the backward pass: two operations a weight and step, most of what a small model dispatches. On a GPU whose
@@ -12,13 +13,17 @@ While the model is called its layers hold the rounded weights in place of their 
 the gradients' exchange between processes see the float32 ones alone.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from kd.models.preprocess import evaluating
 
@@ -30,6 +35,39 @@ CAST_BY_AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GROUP = 6_500_000
 """Numbers of a group, at most, but for one larger weight: a bucket of DDP (25 MiB of float32). The backward pass hands on a
 group's gradients together, so that DDP exchanges one bucket while the next is computed."""
+
+LONGEST = 512
+"""Tokens; attention over more of them is no faster in float32."""
+_capabilities: Callable[[], Mapping[str, object]] = getattr(
+    torch.cpu, "get_capabilities", dict
+)  # not in torch 2.10
+MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
+"""Whether this CPU multiplies matrices in bfloat16; without, attention's gradient takes three times as long as in float32."""
+
+
+class AttentionInFloat32(TorchFunctionMode):
+    """Inside, attention of up to :data:`LONGEST` tokens is computed in float32; its result has the type of its queries."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Calls ``func``. An attention whose tensors have names is left alone: timm gives them by position."""
+        named = kwargs or {}
+        is_attention = func == scaled_dot_product_attention and bool(args)
+        if not is_attention or args[0].shape[-2] > LONGEST:
+            return func(*args, **named)
+        wide_args, wide_named = tree_map_only(Tensor, _in_float32, (tuple(args), dict(named)))
+        with torch.autocast("cpu", enabled=False):
+            return func(*wide_args, **wide_named).to(args[0].dtype)
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    """A floating-point tensor in float32; a mask of truth values as it is."""
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 class _Rounded(torch.autograd.Function):
@@ -58,10 +96,12 @@ class _Rounded(torch.autograd.Function):
 
 
 class CastTogether:
-    """Rounds a timm model's weights together while it is called under autocast.
+    """Rounds a timm model's weights together while it is called under autocast; on a CPU without matrix instructions its
+    attention is in float32 then (:class:`AttentionInFloat32`).
 
     Only where that gives what autocast gives: the first call compares the two, to the bit. A model that differs, is not of
-    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast.
+    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast: that pass would run outside
+    of this, in other types.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,6 +111,7 @@ class CastTogether:
             model: of the student.
         """
         self.model = model
+        self._is_plain = False
         self._groups: list[list[Layer]] | None = None
         """The layers whose weights are rounded together; empty: none are. None until the first call has compared."""
 
@@ -88,11 +129,17 @@ class CastTogether:
             return
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
-            self._groups = _grouped(self._layers()) if self._can() else []
+            self._is_plain = self._can()
+            self._groups = _grouped(self._layers()) if self._is_plain else []
             if not self._gives_the_same(images, dtype):
                 self._groups = []
-        with self._rounded(self._groups, dtype):
+        with self._rounded(self._groups, dtype), self._attention(device, dtype):
             yield
+
+    def _attention(self, device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
+        """What the model's attention runs in: the device's word, and the type of autocast."""
+        is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
+        return AttentionInFloat32() if is_slow and self._is_plain else nullcontext()
 
     def _can(self) -> bool:
         """Whether the model is one of timm's as it was built, whose weights are whole and whose layers are called once."""

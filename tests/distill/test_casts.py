@@ -8,12 +8,18 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kd.distill import casts
-from kd.distill.casts import CastTogether
+from kd.distill.casts import AttentionInFloat32, CastTogether
 
 STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casts, "MATRIX_INSTRUCTIONS", True)
 
 
 class Dispatched(TorchDispatchMode):
@@ -123,3 +129,61 @@ def test_what_may_differ_is_left_to_autocast(monkeypatch: pytest.MonkeyPatch) ->
     model = model_of("test_vit")
     with CastTogether(model)(torch.randn(2, 3, 160, 160)):  # without autocast
         assert not any("weight" in module.__dict__ for module in model.modules())
+
+
+def gradients(dtype: torch.dtype, tokens: int = 64) -> list[Tensor]:
+    """What an attention in ``dtype`` gives, and the gradients of its three inputs, which are the same in every type."""
+    torch.manual_seed(0)
+    parts = [
+        torch.randn(2, 2, tokens, 16).bfloat16().to(dtype, copy=True).requires_grad_()
+        for _ in range(3)
+    ]
+    found = attention(*parts)
+    assert found.dtype == dtype
+    found.backward(torch.randn(found.shape).bfloat16().to(dtype))
+    return [found.detach().double(), *(part.grad.double() for part in parts)]  # type: ignore[union-attr]
+
+
+def largest_error(found: list[Tensor], true: list[Tensor]) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, true, strict=True))
+
+
+def test_attention_in_float32_is_more_exact_and_its_type_stays() -> None:
+    true, plain = gradients(torch.float64), gradients(torch.bfloat16)
+    with AttentionInFloat32():
+        wide = gradients(torch.bfloat16)
+    assert largest_error(wide, true) < 0.0025 < largest_error(plain, true)
+    with torch.autocast("cpu", torch.bfloat16), AttentionInFloat32():  # which would make it narrow
+        assert largest_error(gradients(torch.bfloat16), true) == largest_error(wide, true)
+    many = casts.LONGEST + 1
+    plain = gradients(torch.bfloat16, many)
+    with AttentionInFloat32():
+        assert largest_error(gradients(torch.bfloat16, many), plain) == 0
+
+
+def attention_types(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> set[torch.dtype]:
+    """The types of the queries that a training step's attention multiplies."""
+    seen = set()
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "attention" in operation.overloadpacket.__name__:
+                seen.add(args[0].dtype)
+            return operation(*args, **(kwargs or {}))
+
+    images = torch.randn(2, 3, 160, 160)
+    with torch.autocast("cpu", dtype), CastTogether(model)(images), Sees():
+        model(images)
+    return seen
+
+
+def test_attention_is_in_float32_where_bfloat16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention_types(model_of("test_vit")) == {torch.bfloat16}
+    monkeypatch.setattr(casts, "MATRIX_INSTRUCTIONS", False)
+    assert attention_types(model_of("test_vit")) == {torch.float32}
+    assert attention_types(model_of("test_vit"), torch.float16) == {torch.float16}
+    anew = model_of("test_vit")
+    anew.set_grad_checkpointing()  # type: ignore[operator]
+    assert attention_types(anew) == {torch.bfloat16}
