@@ -289,20 +289,36 @@ def test_each_operation_of_each_family_is_in_a_table(arch: str) -> None:
     assert not program.model_proto.functions
 
 
+def with_weights_at(file: Path, location: str) -> Path:
+    """Writes a model whose weight is in another file; returns ``file``."""
+    nodes = [node("Cast", "pictures", "numbers", to=1), node("Mul", "numbers w", "answer")]
+    model = graph_of(nodes, {"w": 1})
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def test_a_graph_reads_no_file_of_another_folder(tmp_path: Path) -> None:
+    """Its answers would hold what is in it."""
+    (tmp_path / "export").mkdir()
+    (tmp_path / "secret").write_bytes(bytes(4))
+    (tmp_path / "export" / "link").symlink_to(tmp_path / "secret")
+    for place in ("../secret", str(tmp_path / "secret"), "link"):
+        file = with_weights_at(tmp_path / "export" / "model.onnx", place)
+        with pytest.raises(UserError, match="is not a readable ONNX model"):
+            onnx_format.open_session(file)
+
+
 def test_a_graphs_names_reach_no_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime prints errors by itself, in colours, with what the file says."""
-    model = graph_of(
-        [node("Cast", "pictures", "numbers", to=1), node("Mul", "numbers w", "answer")], {"w": 1}
-    )
-    weight = model.graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = onnx.TensorProto.EXTERNAL
     name = "w\x1b]0;EVIL\x07"
-    weight.external_data.add(key="location", value=name)
     os.mkfifo(tmp_path / name)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with_weights_at(tmp_path / "model.onnx", name)
     with pytest.raises(UserError, match="is not a readable ONNX model"):
         onnx_format.open_session(tmp_path / "model.onnx")
     assert capfd.readouterr() == ("", "")
