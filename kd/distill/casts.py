@@ -42,7 +42,7 @@ _capabilities: Callable[[], Mapping[str, object]] = getattr(
     torch.cpu, "get_capabilities", dict
 )  # not in torch 2.10
 MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
-"""Whether this CPU multiplies matrices in bfloat16; without, attention's gradient takes three times as long as in float32."""
+"""Whether this CPU multiplies matrices in bfloat16; without, attention's gradient takes three times as long as float32's."""
 
 
 class AttentionInFloat32(TorchFunctionMode):
@@ -100,8 +100,8 @@ class CastTogether:
     attention is in float32 then (:class:`AttentionInFloat32`).
 
     Only where that gives what autocast gives: the first call compares the two, to the bit. A model that differs, is not of
-    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast: that pass would run outside
-    of this, in other types.
+    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast: that pass would run
+    outside of this, in other types.
     """
 
     def __init__(self, model: nn.Module) -> None:
