@@ -20,7 +20,8 @@ kd-launch: sends a run to other machines.
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch sagemaker job=NAME        waits for a job's end and fetches its run's folder
   kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
-                                      the run's student as a SageMaker endpoint: creates and waits
+                                      the run's student as a SageMaker endpoint: creates and waits;
+                                      batch=s3://IN out=s3://OUT: over pictures in S3 instead
   kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
 
   PLACE             sagemaker, sky, slurm, torchrun

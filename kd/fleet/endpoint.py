@@ -1,4 +1,4 @@
-"""``kd-launch endpoint``: a run's student as a SageMaker endpoint, by ``kd-serve``."""
+"""``kd-launch endpoint``: a run's student as a SageMaker endpoint, or over pictures in S3, by ``kd-serve``."""
 
 import json
 import re
@@ -37,9 +37,13 @@ KEYS = {
     "image": "the container (scripts/container/Dockerfile)",
     "bucket": "s3://BUCKET[/FOLDER] for the archive",
     "job": "its name (of the run's folder)",
+    "batch": "s3://... of pictures: a batch transform in place of an endpoint",
+    "out": "s3://... of its answers",
 }
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
+WAITERS = {"endpoint": "endpoint_in_service", "transform_job": "transform_job_completed_or_stopped"}
+"""boto3's waiters for an endpoint and for a batch transform."""
 NOT_FOUND = "Could not find"
 """In what SageMaker says of a part that it does not have."""
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
@@ -50,10 +54,10 @@ PICTURE = "application/x-image"
 
 @dataclass(frozen=True)
 class Endpoint(Needs):
-    """A SageMaker endpoint by its command line."""
+    """A SageMaker endpoint, or a batch transform, by its command line."""
 
     name: str
-    """Name of the endpoint."""
+    """Name of the endpoint, or of the batch transform."""
     machines: Machines | None
     """The machines that answer; None: serverless."""
     options: dict[str, str]
@@ -67,7 +71,7 @@ class Endpoint(Needs):
         Keys that were not given have placeholders, and are noted in :attr:`missing`.
 
         Raises:
-            UserError: a key with a value that SageMaker does not take.
+            UserError: a key with a value that SageMaker does not take, or a batch transform without machines.
         """
         model = {
             "ModelName": self.name,
@@ -77,7 +81,11 @@ class Endpoint(Needs):
                 "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
-        bodies = {"create_model": model, **self._endpoint()}
+        if "batch" in self.options:
+            users = self._transform()
+        else:
+            users = self._endpoint()
+        bodies = {"create_model": model, **users}
         for operation, request in bodies.items():
             check_request(operation.title().replace("_", ""), request)
         return bodies
@@ -99,12 +107,40 @@ class Endpoint(Needs):
             "create_endpoint": {**names, "EndpointName": self.name},
         }
 
+    def _transform(self) -> dict[str, dict[str, Any]]:
+        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3.
+
+        Raises:
+            UserError: no machines, or a ``batch`` or ``out`` that is not in S3.
+        """
+        if self.machines is None:
+            raise UserError(
+                "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
+            )
+        check_type("instances", self.machines, "TransformInstanceType")
+        for key in ("batch", "out"):
+            url = self.options.get(key, "")
+            if not url.startswith("s3://"):
+                raise UserError(f"{key}: must be s3://BUCKET/FOLDER, got '{url}'")
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.options["batch"]}}
+        request = {
+            "TransformJobName": self.name,
+            "ModelName": self.name,
+            "TransformInput": {"DataSource": source, "ContentType": PICTURE},
+            "TransformOutput": {"S3OutputPath": self.options["out"], "Accept": "application/json"},
+            "TransformResources": {
+                "InstanceType": self.machines.type,
+                "InstanceCount": self.machines.count,
+            },
+        }
+        return {"create_transform_job": request}
+
 
 def run(request: Request) -> int:
     """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
 
-    It is 1 where the endpoint has failed, or where something could not be deleted. A new endpoint costs until it is
-    deleted, a serverless one by the request.
+    It is 1 where the endpoint or batch transform has failed, or where something could not be deleted. A new endpoint costs
+    until it is deleted, a serverless one by the request.
 
     Raises:
         UserError: not one finished run, a wrong or missing key, or a refusal of SageMaker.
@@ -112,10 +148,6 @@ def run(request: Request) -> int:
     if len(request.rest) != 1:
         raise UserError(
             "endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)"
-        )
-    if take(request, "batch", "out"):
-        raise UserError(
-            "batch: aws sagemaker create-transform-job labels pictures in S3 by the endpoint's model"
         )
     options = take(request, *KEYS)
     refuse_others(request, [*KEYS], of_data=True)
@@ -139,7 +171,8 @@ def run(request: Request) -> int:
     _create(calls, _archive(open_run(str(folder), request)))
     name = f" job={options['job']}" if "job" in options else ""
     again = f"kd-launch endpoint {request.rest[0]}{name} --delete"
-    status = _wait(endpoint.name)
+    kind = "transform_job" if "batch" in options else "endpoint"
+    status = _wait(kind, endpoint.name)
     print(
         f"kd-launch: {endpoint.name}: {status}; what is paid for is removed by: {again}",
         flush=True,
@@ -149,7 +182,7 @@ def run(request: Request) -> int:
             "a picture is sent by: aws sagemaker-runtime invoke-endpoint --endpoint-name "
             f"{endpoint.name} --content-type {PICTURE} --body fileb://PICTURE answer.json"
         )
-    return int(status != "InService")
+    return int(status not in ("InService", "Completed"))
 
 
 def _read(folder: Path, options: dict[str, str]) -> Endpoint:
@@ -159,7 +192,8 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
     ``food_vit/003``.
 
     Raises:
-        UserError: a name that SageMaker does not take, or a wrong ``instances`` or ``serverless``.
+        UserError: a name that SageMaker does not take, a wrong ``instances`` or ``serverless``, or ``out`` without
+            ``batch``.
     """
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
@@ -169,6 +203,8 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
     machines = None
     if not option(options, "serverless", bool, False):
         machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
+    if "out" in options and "batch" not in options:
+        raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
     if machines is None and "instances" in options:
         print(
             f"kd-launch: instances: {options['instances']} is ignored with serverless=true",
@@ -251,8 +287,12 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
         raise
 
 
-def _wait(name: str) -> str:
-    """Waits until an endpoint is in service, or has failed.
+def _wait(kind: str, name: str) -> str:
+    """Waits until an endpoint is in service or a batch transform is done, or it has failed.
+
+    Args:
+        kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
+        name: of it.
 
     Returns:
         The service's word for its state, and the reason of a failure.
@@ -263,11 +303,13 @@ def _wait(name: str) -> str:
     from botocore.exceptions import WaiterError
 
     client = aws_session().client("sagemaker")
+    word = kind.title().replace("_", "")
+    named = {f"{word}Name": name}
     with boto_errors():
         with suppress(WaiterError):  # what has failed says why when it is described
-            client.get_waiter("endpoint_in_service").wait(EndpointName=name)
-        answer = client.describe_endpoint(EndpointName=name)
-    return f"{answer['EndpointStatus']}: {answer.get('FailureReason', '')}".rstrip(": ")
+            client.get_waiter(WAITERS[kind]).wait(**named)
+        answer = getattr(client, f"describe_{kind}")(**named)
+    return f"{answer[f'{word}Status']}: {answer.get('FailureReason', '')}".rstrip(": ")
 
 
 def delete(name: str) -> int:

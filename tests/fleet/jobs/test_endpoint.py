@@ -17,6 +17,7 @@ import pytest
 from kd.cli import main
 from kd.errors import UserError
 from kd.fleet import endpoint
+from kd.fleet.jobs.job import read_machines
 from kd.storage.archives import unpack
 from tests._forks import free_port
 from tests._helpers import ROOT
@@ -74,6 +75,18 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
     assert "InstanceType" not in variant
+    job = asked(
+        capsys,
+        str(run),
+        "instances=1xml.c5.xlarge",
+        "batch=s3://kd-test/in",
+        "out=s3://kd-test/out",
+    )
+    assert list(job) == ["create_model", "create_transform_job"]
+    assert (
+        job["create_transform_job"]["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        == "s3://kd-test/in"
+    )
 
 
 def test_serverless_names_the_machines_that_it_does_not_take(
@@ -107,9 +120,11 @@ def test_gpus_that_would_idle_and_what_is_missing_are_named(
         ([], "role, image, bucket: must be given"),
         (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
         (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
+        (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
+        (["out=s3://a/c"], "out: only a batch transform has one"),
         (
-            ["batch=s3://kd-test/in"],
-            "batch: aws sagemaker create-transform-job labels pictures",
+            ["serverless=true", "batch=s3://a/b", "out=s3://a/c"],
+            "serverless: a batch transform needs machines",
         ),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
         ([f"job=a{'-b' * 32}"], "job: must be letters, digits and dashes, 63 at most, got 'a-b"),
@@ -201,6 +216,17 @@ def test_a_dry_run_of_a_deletion_needs_no_credentials(
     words = ["endpoint", str(run), "job=food", "--delete", "--dry-run"]
     assert main("launch", words) == 0
     assert "endpoint, endpoint_config, model" in capsys.readouterr().out
+
+
+def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:
+    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test", "batch": "s3://kd-test/in",
+           "out": "s3://kd-test/out"}  # fmt: skip
+    archive = tmp_path / "model.tar.gz"
+    archive.write_bytes(b"x")
+    found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
+    endpoint._create(found.requests(), archive)
+    assert endpoint._wait("transform_job", "food") == "Completed"
+    assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
 
 
 def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
