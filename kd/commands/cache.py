@@ -23,7 +23,7 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   model.teacher.cache_dir=DIR   where; default: a folder in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
   out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
-  from=FILE                     stores the answers in a .csv or .safetensors, of any program
+  from=FILE                     stores the answers in a .csv, .parquet or .safetensors, of any program
   from=http://HOST:PORT         asks a server of KServe v2, or a chat endpoint (https://HOST/v1/chat/completions), for them
   from.views=4 from.rate=N from.budget=N from.price=N from.retries=8 from.timeout_s=60 from.batch=16 from.output=logits
   from.model=NAME from.key=VARIABLE from.prompt=TEXT (of a chat endpoint)
@@ -35,7 +35,7 @@ the rest.
 FLAGS = ("--describe",)
 """Options that take no value."""
 
-ENDINGS = (".csv", ".safetensors")
+ENDINGS = (".csv", ".parquet", ".safetensors")
 """Of files of answers."""
 
 

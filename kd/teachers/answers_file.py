@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kd.errors import UserError, did_you_mean, first_line
+from kd.errors import UserError, did_you_mean, first_line, needs_extra
+from kd.storage.dataset_folder import check_parquet
 from kd.storage.elsewhere import (
     LARGEST_LIST,
     LARGEST_WEIGHTS,
@@ -22,6 +23,8 @@ from kd.teachers.probabilities import SMALLEST
 
 LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
+ROWS = 1000
+"""Of a parquet file that are in memory at once."""
 MOST_PARTS = 256
 """Folders of an end of a picture's path that are compared."""
 MOST_SHOWN = 5
@@ -37,7 +40,7 @@ class AnswersFile:
 
     | file | holds |
     |---|---|
-    | ``.csv`` | ``picture`` and a column for each class |
+    | ``.csv``, ``.parquet`` | ``picture`` and a column for each class |
     | the same, long | ``picture``, ``label``, ``p``: a line for each class, of any of them |
     | ``.safetensors`` | ``answers`` ``(N, C)``, with metadata ``pictures`` and ``classes``: lists in JSON |
 
@@ -122,7 +125,7 @@ def _cells(file: str) -> Iterator[Cell]:
     if file.endswith(".safetensors"):
         yield from _safetensors_cells(file)
         return
-    columns, lines = _csv(file)
+    columns, lines = _parquet(file) if file.endswith(".parquet") else _csv(file)
     if "picture" not in columns:
         raise UserError(f"from: {file} has no column 'picture' ({', '.join(columns[:8])})")
     is_long = set(LONG) <= set(columns)
@@ -164,6 +167,26 @@ def _as_user_error(file: str) -> Iterator[None]:
         yield
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"from: {file} is no table in UTF-8: {first_line(error)}") from error
+
+
+def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The columns of a parquet file, and its rows by column; needs pyarrow."""
+    try:
+        from pyarrow import parquet
+
+        check_parquet(Path(file))
+    except ImportError as error:
+        raise UserError(f"from: {file} {needs_extra('hf')}") from error
+    try:
+        content = parquet.ParquetFile(file)
+    except Exception as error:  # its errors have no common class
+        raise UserError(
+            f"from: {file} can't be read: {str(error).splitlines()[0][:160]}"
+        ) from error
+    if content.metadata.num_rows > Path(file).stat().st_size:
+        raise UserError(f"from: {file} says that it has more rows than bytes")
+    rows = (row for part in content.iter_batches(ROWS) for row in part.to_pylist())
+    return list(content.schema_arrow.names), rows
 
 
 def _safetensors_cells(file: str) -> Iterator[Cell]:

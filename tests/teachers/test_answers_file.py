@@ -38,7 +38,10 @@ def logits_of(file: Path) -> np.ndarray:
     return logits
 
 
-def test_three_forms_of_the_same_answers(tmp_path: Path) -> None:
+def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
     p = shares(8)
     expected = np.log(p).astype(np.float32)
     np.testing.assert_allclose(logits_of(wide(tmp_path / "a.csv", NAMES, p)), expected, rtol=1e-5)
@@ -46,6 +49,14 @@ def test_three_forms_of_the_same_answers(tmp_path: Path) -> None:
     lines = [f"{n},{c},{p[i, j]}" for i, n in enumerate(NAMES) for j, c in enumerate(CLASSES)]
     long.write_text("\n".join(["picture,label,p", *lines]))
     np.testing.assert_allclose(logits_of(long), expected, rtol=1e-5)
+    columns = {"picture": NAMES, **{c: p[:, j] for j, c in enumerate(CLASSES)}}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    np.testing.assert_allclose(logits_of(tmp_path / "a.parquet"), expected, rtol=1e-5)
+
+    many = {"picture": ["a"] * 10**6, "label": ["x"] * 10**6, "p": [1.0] * 10**6}
+    parquet.write_table(pyarrow.table(many), tmp_path / "many.parquet")
+    with pytest.raises(UserError, match="more rows than bytes"):
+        logits_of(tmp_path / "many.parquet")
     metadata = {"pictures": json.dumps(NAMES), "classes": json.dumps(list(CLASSES))}
     save_file({"answers": p}, tmp_path / "a.safetensors", metadata)
     np.testing.assert_allclose(logits_of(tmp_path / "a.safetensors"), expected, rtol=1e-5)

@@ -301,7 +301,7 @@ def test_lines_of_other_machines_are_only_printed(
     assert main("launch", ["torchrun", *items, "hosts=a.invalid,b.invalid"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("--rdzv-endpoint=a.invalid:29500") == 2
-    assert shown.endswith("none of these is this machine: type each machine's lines there\n")
+    assert shown.endswith("none of these is this machine: type each machine's line there\n")
     assert list(Path().iterdir()) == [Path("tiny.yaml")]
 
 
