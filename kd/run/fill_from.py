@@ -135,6 +135,8 @@ def _from_file(file: AnswersFile, data: DistillationDataModule, out: str | None)
                 raise UserError(f"from: {text}")
             print(f"cache: {text}")
         answers[split] = logits
+    read_as = "probabilities" if file.are_probabilities else "logits"
+    print(f"cache: {file.file}: {len(file.pictures):,} pictures, {read_as}")
     filled = Filled(file.identity(), data, True, 1)
     for split, logits in answers.items():
         numbers = np.flatnonzero(~np.isnan(logits).any(1))

@@ -281,9 +281,10 @@ def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
 def lines_of(file: str | Path, largest: int = LARGEST) -> IO[str]:
     """The UTF-8 lines of a regular file as they are, for :mod:`csv`; errors as :func:`open_regular` raises them.
 
-    The caller closes it; reading raises a ValueError for another encoding.
+    A byte-order mark, which spreadsheets write, is left out. The caller closes it; reading raises a ValueError for another
+    encoding.
     """
-    return io.TextIOWrapper(open_regular(file, largest), encoding="utf-8", newline="")
+    return io.TextIOWrapper(open_regular(file, largest), encoding="utf-8-sig", newline="")
 
 
 def regular_files(folder: Path) -> None:

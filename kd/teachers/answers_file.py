@@ -25,6 +25,8 @@ LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
 ROWS = 1000
 """Of a parquet file that are in memory at once."""
+ROUNDING = 0.1
+"""By how much probabilities of a picture may add up to more than 1: a thousand classes, rounded to four digits, by 0.05."""
 MOST_PARTS = 256
 """Folders of an end of a picture's path that are compared."""
 MOST_SHOWN = 5
@@ -44,9 +46,9 @@ class AnswersFile:
     | the same, long | ``picture``, ``label``, ``p``: a line for each class, of any of them |
     | ``.safetensors`` | ``answers`` ``(N, C)``, with metadata ``pictures`` and ``classes``: lists in JSON |
 
-    Where no number of the file is below 0 and those of each picture add up to at most 1 (by 0.01), they are
+    Where no number of the file is below 0 and those of each picture add up to at most 1 (by :data:`ROUNDING`), they are
     probabilities: what is missing of 1 is spread evenly over the classes that are missing. Else all are logits, which
-    every class needs.
+    every class needs; a file of which most pictures have probabilities, but not all, is refused.
 
     Args:
         file: the file.
@@ -80,8 +82,15 @@ class AnswersFile:
         if not rows:
             raise UserError(f"from: {file} has no answers")
         self.pictures = list(rows)
-        self._logits = _logits_of(file, np.stack([*rows.values()]), classes, shares)
-        self._row_of = {next(_ends(picture)): row for row, picture in enumerate(rows)}
+        self._row_of: dict[str, int] = {}
+        for row, picture in enumerate(rows):
+            name = next(_ends(picture))
+            if name in self._row_of:
+                raise UserError(f"from: {file}: {picture} has two answers")
+            self._row_of[name] = row
+        numbers = np.stack([*rows.values()])
+        self.are_probabilities = shares and _are_shares(file, self.pictures, numbers)
+        self._logits = _logits_of(file, numbers, classes, self.are_probabilities)
 
     def identity(self) -> dict[str, Any]:
         """The file's name, and a digest of its content."""
@@ -97,16 +106,20 @@ class AnswersFile:
             Logits ``(N, C)``, float32, NaN for a picture without an answer; the names of these pictures.
 
         Raises:
-            UserError: an answer whose name two pictures' paths end with.
+            UserError: an answer whose name two pictures' paths end with; a picture whose path ends with two answers' names.
         """
         logits = np.full((len(names), self._logits.shape[1]), np.nan, np.float32)
         missing = []
         named: dict[int, str] = {}
         for number, name in enumerate(names):
-            row = next((self._row_of[end] for end in _ends(name) if end in self._row_of), None)
-            if row is None:
+            found = [self._row_of[end] for end in _ends(name) if end in self._row_of]
+            if not found:
                 missing.append(name)
                 continue
+            if len(found) > 1:
+                both = " and ".join(self.pictures[row] for row in found[:2])
+                raise UserError(f"from: {self.file}: {name} has two answers: {both}")
+            row = found[0]
             if named.setdefault(row, name) != name:
                 raise UserError(
                     f"from: {self.file}: {self.pictures[row]} is the end of {named[row]} and of {name}; write more of "
@@ -219,20 +232,42 @@ def _safetensors_cells(file: str) -> Iterator[Cell]:
             yield str(picture), str(picture), str(label), value
 
 
-def _logits_of(file: str, numbers: np.ndarray, classes: Sequence[str], shares: bool) -> np.ndarray:
+def _are_shares(file: str, pictures: Sequence[str], numbers: np.ndarray) -> bool:
+    """Whether a file's numbers ``(N, C)``, NaN where it has none, are probabilities (see :class:`AnswersFile`).
+
+    Raises:
+        UserError: those of most pictures are, but not of all; or they are percentages.
+    """
+    given = np.nan_to_num(numbers)
+    total = given.sum(1)
+    not_negative = (given >= 0).all(1)
+    are_shares = not_negative & (total <= 1 + ROUNDING)
+    if are_shares.all():
+        return True
+    if (not_negative & (abs(total - 100) <= 100 * ROUNDING)).mean() > 0.5:
+        raise UserError(f"from: {file}: the numbers of a picture add up to 100; divide them by 100")
+    if are_shares.mean() > 0.5:
+        first = int(np.argmin(are_shares))
+        fault = f"add up to {total[first]:.4g}" if not_negative[first] else "hold one below 0"
+        raise UserError(
+            f"from: {file}: most pictures have probabilities, but the numbers of {pictures[first]} {fault}"
+        )
+    return False
+
+
+def _logits_of(
+    file: str, numbers: np.ndarray, classes: Sequence[str], are_probabilities: bool
+) -> np.ndarray:
     """Logits ``(N, C)``, float32, of a file's numbers ``(N, C)``, NaN where it has none (see :class:`AnswersFile`).
 
     Raises:
         UserError: logits without one of the classes.
     """
     known = ~np.isnan(numbers)
-    given = np.nan_to_num(numbers)
-    total = given.sum(1)
-    are_shares = (given >= 0).all() and (total <= 1.01).all()
-    if shares and are_shares:
+    if are_probabilities:
         # classes without a number share what is left of 1
         missing = len(classes) - known.sum(1)
-        left = np.clip(1 - total, 0, 1)
+        left = np.clip(1 - np.nansum(numbers, 1), 0, 1)
         rest = left / np.maximum(missing, 1)
         probabilities = np.where(known, numbers, rest[:, None])
         logits = np.log(np.clip(probabilities, SMALLEST, 1))

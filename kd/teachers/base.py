@@ -180,7 +180,8 @@ class RunTeacher:
         Raises:
             UserError: here always; :class:`kd.teachers.frozen.FrozenTeacher` has layers.
         """
-        raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
+        what = f"{self.arch} {self.closed}".strip()
+        raise UserError(f"{self.key}: {what}: a feature loss needs a module")
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
         """Names of the data's classes, in the order in which the model itself has them; None where it has more classes."""

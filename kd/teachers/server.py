@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import json
+import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -247,6 +248,12 @@ class AnswerServer:
             if status and status not in AGAIN:
                 break
             if attempt < self.settings.retries:
+                if attempt == 0:
+                    why = status or answer[:200].decode("utf-8", "replace")
+                    print(
+                        f"cache: {self.url}: {why}; asked again, up to {self.settings.retries} times",
+                        file=sys.stderr,
+                    )
                 wait = headers.get("retry-after", "")
                 time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdecimal() else pause))
                 pause = min(LONGEST_WAIT_S, 2 * pause)

@@ -153,8 +153,11 @@ class StoredAnswers(RunTeacher):
             self._teacher = parts["teacher"]
             codec = codec_for(data)
             return Kind(parts, place, codec.record_bytes, codec, None, True, every_view)
+        fills = "kd-cache from=PLACE fills it"
+        if split not in ("train", "val", "test"):
+            fills = "stored answers are of the run's own pictures"
         raise differing or UserError(
-            f"{self.key}.answers: {self.folder} holds no answers to {split}; kd-cache from=PLACE fills it"
+            f"{self.key}.answers: {self.folder} holds no answers to {split}; {fills}"
         )
 
     def kinds(self) -> list[Kind]:

@@ -1,5 +1,6 @@
 """Answers from a file: any of the forms teaches the same, and a wrong file is one line."""
 
+import codecs
 import csv
 import json
 import shutil
@@ -262,3 +263,35 @@ def test_few_ends_of_a_path_are_compared() -> None:
     """A path of 60,000 folders has ends of 3.6 GB."""
     whole, *ends = answers_file._ends("a/" * 60_000 + "x.jpg")
     assert len(whole) > 120_000 and len(ends) == answers_file.MOST_PARTS and ends[-1] == "x.jpg"
+
+
+def test_a_file_is_probabilities_or_logits_as_a_whole(tmp_path: Path) -> None:
+    """One row that adds up to more than 1 made logits of all others, without a word."""
+    p = shares(8)
+    rounded = p.copy()
+    rounded[3] *= 1.02
+    kept = AnswersFile(str(wide(tmp_path / "rounded.csv", NAMES, rounded)), CLASSES)
+    assert kept.are_probabilities
+    for row, fault in ((p[3] * 2, "add up to 2"), (np.log(p[3]), "hold one below 0")):
+        wrong = p.copy()
+        wrong[3] = row
+        with pytest.raises(UserError, match=f"most pictures have probabilities, but .*{fault}"):
+            logits_of(wide(tmp_path / "wrong.csv", NAMES, wrong))
+    with pytest.raises(UserError, match="divide them by 100"):
+        logits_of(wide(tmp_path / "percent.csv", NAMES, 100 * p))
+
+
+def test_two_answers_to_one_picture_are_refused_however_they_are_spelt(tmp_path: Path) -> None:
+    p = shares(9)
+    short = [*NAMES, Path(NAMES[0]).name]
+    with pytest.raises(UserError, match=f"/data/{NAMES[0]} has two answers: {NAMES[0]} and"):
+        logits_of(wide(tmp_path / "short.csv", short, p))
+    with pytest.raises(UserError, match="has two answers"):
+        logits_of(wide(tmp_path / "dot.csv", [*NAMES, f"./{NAMES[0]}"], p))
+
+
+def test_a_spreadsheets_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    p = shares(8)
+    file = wide(tmp_path / "a.csv", NAMES, p)
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    np.testing.assert_allclose(logits_of(file), np.log(p), rtol=1e-5)
