@@ -919,7 +919,8 @@ class Settings(Checked):
 
     def __post_init__(self) -> None:
         """Refuses what a group says against another: a second progress bar, losses that the task does not have, an
-        optimizer that DeepSpeed's shards would make wrong, CUDA graphs with accumulated gradients.
+        optimizer that DeepSpeed's shards would make wrong, a least number of epochs or steps beyond the largest, CUDA
+        graphs with accumulated gradients.
 
         Raises:
             UserError: names the key, and what to give in its place.
@@ -939,6 +940,13 @@ class Settings(Checked):
                 "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each optimizer "
                 f"has its own optim.lr), got {self.optim.name}"
             )
+        for kind in ("epochs", "steps"):
+            least = getattr(trainer, f"min_{kind}") or 0
+            most = getattr(trainer, f"max_{kind}")
+            if most is not None and 0 <= most < least:
+                raise UserError(
+                    f"trainer.min_{kind}: {least} has no effect beyond trainer.max_{kind}={most}, which ends the run"
+                )
         self._check_losses()
         if self.labels_alone:
             self._check_labels_alone()

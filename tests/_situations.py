@@ -519,6 +519,10 @@ def python_doors() -> dict[str, Callable[[list[str]], int]]:
     """Each function that kd offers and :attr:`RunResult.student`, called with a command line's words."""
     functions = {name: getattr(kd, name) for name in kd.__all__ if name not in NO_DOORS}
     functions = {name: function for name, function in functions.items() if isfunction(function)}
+    functions["export"] = lambda run, settings: kd.export(run or "", "torch_export", settings)
+    functions["predict"] = lambda run, settings: kd.predict(
+        run or "", "../data/val/apple", settings
+    )
     functions["RunResult.student"] = lambda run: RunResult(Path(run), {}).student()
 
     def called(function: Callable[..., object], words: list[str]) -> int:

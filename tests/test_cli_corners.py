@@ -82,7 +82,6 @@ WRONG = [
         "model.student.kwargs.checkpoint_path: can't be an argument of the",
     ),
     ("model.student={}", "model.student: {} sets nothing"),
-    ("model.teacher=recipes/foodtag_teacher.safetensors", "model.teacher.checkpoint=FILE"),
     (
         "model.teacher.cache=only",
         "model.teacher.cache: only, but 48 of an epoch's answers are missing",

@@ -82,7 +82,10 @@ def test_a_weights_file_alone_needs_only_pictures(
     assert main("eval", [str(finished / "student")]) == 2
     assert "needs pictures: folder=DIR" in capsys.readouterr().err
     (tmp_path / "x.pth").write_bytes(b"")
-    torch.save(timm.create_model("resnet10t", num_classes=4).state_dict(), tmp_path / "x.pth")
+    odd = timm.create_model(
+        "resnet10t", num_classes=4, block_args={"attn_layer": "se"}
+    )  # in no table
+    torch.save(odd.state_dict(), tmp_path / "x.pth")
     no_model = "arch: must be one of timm's models (builder=CLASS takes one of your own)"
     for items, told in (
         ([], "arch: "),

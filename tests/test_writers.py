@@ -116,6 +116,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
         "Path(f'/proc/{pid}/task/{tid}/comm').read_text": SYSTEM,
         "Path(task.path, 'schedstat').read_text": SYSTEM,
     },
+    "kd.models.recognise": {"FILE.read_text": OURS},
     "kd.report.card": {"TEMPLATE.read_text": OURS},
     "kd.report.html": {"PAGE.read_text": OURS},
     "kd.config.parts": {"FILE.read_text": OURS},

@@ -60,9 +60,11 @@ class AttentionInFloat32(TorchFunctionMode):
         is_attention = func == scaled_dot_product_attention and bool(args)
         if not is_attention or args[0].shape[-2] > LONGEST:
             return func(*args, **named)
-        wide_args, wide_named = tree_map_only(Tensor, _in_float32, (tuple(args), dict(named)))
+        given = (tuple(args), dict(named))
+        wide_args, wide_named = tree_map_only(Tensor, _in_float32, given)
         with torch.autocast("cpu", enabled=False):
-            return func(*wide_args, **wide_named).to(args[0].dtype)
+            output = func(*wide_args, **wide_named)
+            return output.to(args[0].dtype)
 
 
 def _in_float32(tensor: Tensor) -> Tensor:

@@ -185,7 +185,8 @@ def _layouts(
     for name, value in tensors.items():
         for prefix, rest in prefixes(name):
             below[prefix] += 1
-            matching[prefix] += rest in expected and expected[rest].shape == value.shape
+            if rest in expected and expected[rest].shape == value.shape:
+                matching[prefix] += 1
     exact = [prefix for prefix, count in matching.items() if count == len(expected)]
     large = [prefix for prefix, count in below.items() if 3 * count >= len(expected)]
 

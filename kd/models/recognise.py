@@ -63,8 +63,10 @@ def digest(tensors: Tensors) -> str:
     lines = []
     for name in _without_counters(tensors):
         if name not in NOT_COMPARED and not HEADS.match(name):
-            lines.append(f"{name} {tuple(tensors[name].shape)}\n")
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:10]
+            shape = tuple(tensors[name].shape)
+            lines.append(f"{name} {shape}\n")
+    text = "".join(sorted(lines))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def recognise(tensors: Tensors) -> Recognised | None:

@@ -147,7 +147,7 @@ def _outcomes(folder: Path, run: Run) -> Outcomes:
     """What the student of a run's folder makes of each validation picture, in this process alone: the others of the run may
     have ended. ``run`` says what is trusted.
     """
-    opened = open_run(str(folder), translate(run.trusted.words, ("--trust",)))
+    opened = open_run(str(folder), translate(run.trusted.words))
     data = opened.load_data()
     task = opened.task
     task.build(len(opened.classes), data.source.ignore_index)

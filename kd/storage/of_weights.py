@@ -6,6 +6,7 @@ reader takes those of older weights; ``tests/test_of_weights.py`` finds one that
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,9 @@ def exports(run: Path, say: Say) -> dict[str, dict[str, Any]]:
         is_whole = isinstance(export, dict) and needed <= export.keys()
         if not is_whole or not export["kept"]:
             continue
-        name_in_run = str(export["file"])
-        try:
-            file = inside(run, name_in_run, f"{EXPORTS}: {name}")
-        except UserError as error:
-            say(f"{error}, and is left out")
-            continue
-        kept[name] = {**export, "file": str(file)}
+        with suppress(UserError):
+            file = inside(run, str(export["file"]), EXPORTS)
+            kept[name] = {**export, "file": str(file)}
     return kept
 
 

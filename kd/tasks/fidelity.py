@@ -340,11 +340,16 @@ class Fidelity:
         """The student's accuracy less the teacher's: ``difference``, and the ends ``low`` and ``high`` of its paired
         interval of 95 %, as shares; ``pictures`` that it is of.
         """
-        outcomes = dict(zip(OUTCOMES, map(int, self.outcomes.tolist()), strict=True))
-        count = sum(outcomes.values())
-        pair = PairedCounts(count, outcomes["only_teacher"], outcomes["only_student"])
+        counts = [int(count) for count in self.outcomes.tolist()]
+        by_outcome = dict(zip(OUTCOMES, counts, strict=True))
+        pair = PairedCounts(sum(counts), by_outcome["only_teacher"], by_outcome["only_student"])
         low, high = tango_interval(pair, 0.95)
-        return {"pictures": count, "difference": pair.difference, "low": low, "high": high}
+        return {
+            "pictures": pair.pictures,
+            "difference": pair.difference,
+            "low": low,
+            "high": high,
+        }
 
     def _per_class(self, classes: Sequence[str]) -> list[dict[str, Any]]:
         """Rows of the classes that occur, in their order.

@@ -44,7 +44,10 @@ def test_the_table_is_of_this_timm() -> None:
         pytest.skip(f"the table is of timm {table['timm']}")
     assert missing(step=97) == []
     names = [name for names in table["digests"].values() for name in names]
-    assert len(names) == len(set(names)) == len(timm.list_models())
+    of_timm = [
+        n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith("timm.")
+    ]
+    assert len(names) == len(set(names)) == len(of_timm)  # other tests register models of their own
     assert FILE.stat().st_size < 100_000
 
 

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kd.config.kinds import wrong
+from kd.errors import UserError
 from kd.run import keys
 from kd.run.checks import notes_on_patches
 from kd.run.request import translate
@@ -56,3 +59,16 @@ def test_a_misspelt_class_of_ones_own_file_is_told_before_torch(tmp_path: Path) 
     )
     assert done.stdout == "2 False\n"
     assert "no class 'my_nets.Netz'; did you mean 'my_nets.Nets'?" in done.stderr
+
+
+def test_a_least_number_of_epochs_beyond_the_end_is_refused() -> None:
+    for given, told in (
+        (
+            "trainer.min_epochs=90",
+            "trainer.min_epochs: 90 has no effect beyond trainer.max_epochs=",
+        ),
+        ("trainer.min_steps=90", "trainer.min_steps: 90 has no effect beyond trainer.max_steps=9"),
+    ):
+        with pytest.raises(UserError, match=told):
+            translate(["recipe=foodtag_vit", "trainer.max_steps=9", given]).resolved()
+    translate(["recipe=foodtag_vit", "trainer.min_epochs=2", "trainer.max_epochs=3"]).resolved()

@@ -107,7 +107,7 @@ def test_an_export_outside_of_the_run_is_none(outside: str, tmp_path: Path) -> N
     write_of_weights(tmp_path, EXPORTS, {to: {**one, "file": file} for to, file in places.items()})
     said: list[str] = []
     assert list(exports(tmp_path, said.append)) == ["onnx"]
-    assert said == [f"{EXPORTS}: hub: '{outside}' leads out of {tmp_path}, and is left out"]
+    assert not said  # kd-export out=FOLDER writes such a place, which is nothing to say each time
 
 
 READ = {"HuggingFace.path", "ImageFolder.root", "Manifest.image_dir", "Pictures.root", "SegmentationFolder.root",

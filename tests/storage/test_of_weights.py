@@ -94,10 +94,18 @@ def test_kd_serve_exports_anew_of_other_weights(with_test: Path, tmp_path: Path)
 
 
 NAMES = {value for key, value in vars(of_weights).items() if key.isupper() and key != "WEIGHTS"}
-WRITTEN = {"kd.commands.export": "EXPORT", "kd.fleet.endpoint": "EXPORT"}
+WRITTEN = {
+    "kd.commands.export": "EXPORT",
+    "kd.fleet.endpoint": "EXPORT",
+    "kd.run.labels_alone": "LABELS_ALONE",
+}
 """Modules that write below a folder of these: they join a path themselves."""
-OTHERS = {"kd.ship.export.formats.cascade": "cascade.json"}
-"""Modules with a file of the same name, which is another: the rule beside two exported models."""
+OTHERS = {
+    "kd.ship.export.formats.cascade": "cascade.json",
+    "kd.commands.train": "labels_alone",
+    "kd.run.labels_alone": "labels_alone",
+}
+"""Modules with another thing of the same name: the rule beside two exported models, the setting ``labels_alone``."""
 
 
 def paths_in(tree: ast.Module) -> set[str]:

@@ -271,7 +271,7 @@ def test_a_list_of_test_pictures_certifies(
 ) -> None:
     """Against the teacher, and against another run; other lists can't be named for the validation that chose."""
     assert eval_main([str(run), "margin=50", f"data.source.val={lists / 'test.csv'}"]) == 2
-    assert "of lists: data.source.test=FILE" in capsys.readouterr().err
+    assert "of lists data.source.test=FILE" in capsys.readouterr().err
     words = ["margin=50", f"data.source.test={lists / 'test.csv'}"]
     assert eval_main([str(run), *words]) == 0
     found = json.loads((run / "eval_test.json").read_text())

@@ -158,13 +158,7 @@ def find_format(name: str) -> Format:
         UserError: no such name or class (the message lists the names and the nearest one), a format that kd does not
             write (:data:`ELSEWHERE`), or a former name.
     """
-    elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
-    if elsewhere in ELSEWHERE:
-        raise UserError(
-            f"to: kd does not write {elsewhere}; another program does: {ELSEWHERE[elsewhere]}"
-        )
-    if name.lower() in OLD_NAMES:
-        raise UserError(f"to: '{name}' is written by to={OLD_NAMES[name.lower()]}")
+    refuse_others(name)
     try:
         if name in FORMATS:
             return _format_in(import_module(f"kd.ship.export.formats.{name}"))
@@ -173,6 +167,17 @@ def find_format(name: str) -> Format:
     except (ImportError, AttributeError, ValueError) as error:
         hint = did_you_mean(name, FORMATS)
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
+
+
+def refuse_others(name: str) -> None:
+    """Raises a UserError for the name of a format that kd does not write (:data:`ELSEWHERE`), and for a former name."""
+    elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
+    if elsewhere in ELSEWHERE:
+        raise UserError(
+            f"to: kd does not write {elsewhere}; another program does: {ELSEWHERE[elsewhere]}"
+        )
+    if name.lower() in OLD_NAMES:
+        raise UserError(f"to: '{name}' is written by to={OLD_NAMES[name.lower()]}")
 
 
 def _format_in(module: ModuleType) -> Format:
