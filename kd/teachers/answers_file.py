@@ -83,11 +83,11 @@ class AnswersFile:
             raise UserError(f"from: {file} has no answers")
         self.pictures = list(rows)
         self._row_of: dict[str, int] = {}
-        for row, picture in enumerate(rows):
+        for number, picture in enumerate(self.pictures):
             name = next(_ends(picture))
             if name in self._row_of:
                 raise UserError(f"from: {file}: {picture} has two answers")
-            self._row_of[name] = row
+            self._row_of[name] = number
         numbers = np.stack([*rows.values()])
         self.are_probabilities = shares and _are_shares(file, self.pictures, numbers)
         self._logits = _logits_of(file, numbers, classes, self.are_probabilities)
