@@ -122,9 +122,8 @@ def page_run(pictures: Path, tmp_path: Path) -> Callable[[str], subprocess.Compl
     def run(before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
         assert before in code
         (tmp_path / "mine.py").write_text(code.replace(before, after) if before else code)
-        words = [word.replace("recipe=mine", "recipe=mine.yaml") for word in shlex.split(command)]
         return subprocess.run(
-            [sys.executable, "-P", "-m", "kd.cli", *words, "trainer.max_epochs=1"],
+            [sys.executable, "-P", "-m", "kd.cli", *shlex.split(command), "trainer.max_epochs=1"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
