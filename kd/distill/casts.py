@@ -113,7 +113,7 @@ class CastTogether:
             model: of the student.
         """
         self.model = model
-        self._is_plain = False
+        self._runs_once = False
         self._groups: list[list[Layer]] | None = None
         """The layers whose weights are rounded together; empty: none are. None until the first call has compared."""
 
@@ -131,8 +131,16 @@ class CastTogether:
             return
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
-            self._is_plain = self._can()
-            self._groups = _grouped(self._layers()) if self._is_plain else []
+            checkpointing = [
+                part.grad_checkpointing
+                for part in self.model.modules()
+                if hasattr(
+                    part, "grad_checkpointing"
+                )  # timm's models have it, whatever is around them
+            ]
+            is_compiled = self.model._compiled_call_impl is not None
+            self._runs_once = bool(checkpointing) and not any(checkpointing) and not is_compiled
+            self._groups = _grouped(self._layers()) if self._can() else []
             if not self._gives_the_same(images, dtype):
                 self._groups = []
         with self._rounded(self._groups, dtype), self._attention(device, dtype):
@@ -141,7 +149,7 @@ class CastTogether:
     def _attention(self, device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
         """What the model's attention runs in: the device's word, and the type of autocast."""
         is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
-        return AttentionInFloat32() if is_slow and self._is_plain else nullcontext()
+        return AttentionInFloat32() if is_slow and self._runs_once else nullcontext()
 
     def _can(self) -> bool:
         """Whether the model is one of timm's as it was built, whose weights are whole and whose layers are called once."""
