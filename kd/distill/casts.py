@@ -113,7 +113,7 @@ class CastTogether:
             model: of the student.
         """
         self.model = model
-        self._runs_once = False
+        self._may_widen = False  # whether attention may be in float32: the first call sets it
         self._groups: list[list[Layer]] | None = None
         """The layers whose weights are rounded together; empty: none are. None until the first call has compared."""
 
@@ -131,16 +131,9 @@ class CastTogether:
             return
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
-            checkpointing = [
-                part.grad_checkpointing
-                for part in self.model.modules()
-                if hasattr(
-                    part, "grad_checkpointing"
-                )  # timm's models have it, whatever is around them
-            ]
-            is_compiled = self.model._compiled_call_impl is not None
-            self._runs_once = bool(checkpointing) and not any(checkpointing) and not is_compiled
-            self._groups = _grouped(self._layers()) if self._can() else []
+            runs_once = self._runs_once()
+            self._may_widen = runs_once and self._has_layers_of_timm()
+            self._groups = _grouped(self._layers()) if runs_once and self._can() else []
             if not self._gives_the_same(images, dtype):
                 self._groups = []
         with self._rounded(self._groups, dtype), self._attention(device, dtype):
@@ -149,18 +142,23 @@ class CastTogether:
     def _attention(self, device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
         """What the model's attention runs in: the device's word, and the type of autocast."""
         is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
-        return AttentionInFloat32() if is_slow and self._runs_once else nullcontext()
+        return AttentionInFloat32() if is_slow and self._may_widen else nullcontext()
 
-    def _can(self) -> bool:
-        """Whether the model is one of timm's as it was built, whose weights are whole and whose layers are called once."""
-        if not type(self.model).__module__.startswith("timm."):
-            return False
-        is_compiled = self.model._compiled_call_impl is not None
-        is_sharded = any(hasattr(parameter, "ds_id") for parameter in self.model.parameters())
+    def _runs_once(self) -> bool:
+        """Whether no layer runs anew in the backward pass, nor is the model compiled."""
         recomputes = any(
             getattr(part, "grad_checkpointing", False) for part in self.model.modules()
         )
-        return not (is_compiled or is_sharded or recomputes)
+        return self.model._compiled_call_impl is None and not recomputes
+
+    def _has_layers_of_timm(self) -> bool:
+        """Whether a model of timm's is in it, whatever is around that: such models have ``grad_checkpointing``."""
+        return any(hasattr(part, "grad_checkpointing") for part in self.model.modules())
+
+    def _can(self) -> bool:
+        """Whether the model is one of timm's as it was built, whose weights are whole."""
+        is_sharded = any(hasattr(parameter, "ds_id") for parameter in self.model.parameters())
+        return type(self.model).__module__.startswith("timm.") and not is_sharded
 
     def _layers(self) -> list[Layer]:
         """The weights and biases that autocast would round: a layer, the name in it, the parameter; in the model's order."""
