@@ -231,9 +231,9 @@ def _of_trainer(content: object, tensors: Mapping[str, Tensor]) -> About | None:
     size: Any = trained.img_size or trained.input_size
     if isinstance(size, list):  # channels, height, width
         size = size[1:]
-    of_timm = recognise(tensors)
-    if size is None and of_timm is not None:
-        size = of_timm.img_size
+    if size is None:
+        of_timm = recognise(tensors)
+        size = None if of_timm is None else of_timm.img_size
     return About(
         arch=trained.model,
         kwargs=kwargs,
