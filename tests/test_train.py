@@ -35,6 +35,7 @@ RUN_FILES = {
     "report.html",
     ".lock",
     "fidelity.json",
+    "warnings.txt",
 }
 
 

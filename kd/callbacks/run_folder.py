@@ -17,6 +17,7 @@ from kd.errors import UserError, first_line
 from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.mirror import Mirror
+from kd.storage.warnings_file import keep_warnings_in
 from kd.storage.writing import folder_for, guard, remove, write_text
 
 
@@ -101,6 +102,7 @@ class RunFolder(Callback):
             self.path = self.resume or self._claim()
             # loggers, profilers and callbacks write there by themselves
             folder_for(guard(self.path))
+            keep_warnings_in(self.path)
             if not self.resume:
                 self._write_settings()
         except OSError as error:

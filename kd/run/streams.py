@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 
 from kd.launch.cluster import is_rank_zero
 from kd.storage.shown import in_lines, without_secrets
+from kd.storage.warnings_file import quiet_warnings
 
 HEAVY = ("torch", "onnxruntime", "openvino", "optuna")
 """Packages whose import takes a second or more."""
@@ -130,24 +130,10 @@ def unbroken_output(command: str) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silences Lightning's hardware lines and tips, and warnings that call for nothing; to the end of the process, inside
-    :func:`kd.run.as_function.as_function` the warnings to its end.
+    """Silences Lightning's hardware lines and tips; warnings that call for nothing go to the run's ``warnings.txt``.
+
+    To the end of the process, inside :func:`kd.run.as_function.as_function` the warnings to its end.
     """
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # The last one: before the copy the module adds the teacher's answers, also to a loader that is not ours; after it
-    # the data make the views. Lightning has one hook for each, and warns of any that a module has beside a data module.
-    for message in (
-        ".*does not have many workers.*",
-        ".*isinstance\\(treespec, LeafSpec\\).*",
-        ".*exists and is not empty.*",
-        ".*`_scheduled_optimizer_step`.*",
-        ".*number of training batches.*smaller than the logging interval.*",
-        ".*dataloader is not resumable.*",
-        ".*lr_scheduler.step.*before.*optimizer.step.*",
-        ".*in eval mode at the start of training.*",
-        ".*It is recommended to use `self.log.*sync_dist=True.*",
-        ".*Total length of `\\w*Loader` across ranks is zero.*",
-        ".*You have overridden `on_before_batch_transfer`.*",
-    ):
-        warnings.filterwarnings("ignore", message=message)
+    quiet_warnings()
