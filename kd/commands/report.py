@@ -76,8 +76,8 @@ def run(request: Request) -> int | None:
     except OSError as error:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
     print(f"written to {file}")
-    if "open" in request.flags:
-        webbrowser.open(file.resolve().as_uri())
+    if "open" in request.flags and not webbrowser.open(file.resolve().as_uri()):
+        print("no browser was found to open it in", file=sys.stderr)
     return 0
 
 

@@ -244,8 +244,8 @@ def _join_cluster(request: Request) -> Cluster | None:
 
 
 def end_again(run: Run) -> None:
-    """Reports, in the first process, a resumed run that has no step left, and compares it with labels alone where
-    ``labels_alone`` asks for it.
+    """What the first process does for a resumed run that has no step left: compares it with labels alone where
+    ``labels_alone`` asks for it, or says that it is done.
 
     Raises:
         UserError: as of :func:`kd.run.labels_alone.compare_with_labels_alone`.
@@ -253,11 +253,12 @@ def end_again(run: Run) -> None:
     assert run.finished is not None
     if not is_rank_zero():
         return
-    print(run.finished.message, flush=True)
     if run.config["labels_alone"]:
         from kd.run.labels_alone import compare_with_labels_alone
 
         compare_with_labels_alone(run, run.finished.folder)
+    else:
+        print(run.finished.message, flush=True)
 
 
 def _as_lightning_cli(request: Request) -> None:

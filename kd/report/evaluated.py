@@ -241,7 +241,7 @@ def _numbers(content: Mapping[str, Any], counted: str) -> Table:
     for name, error in content["ece"].items():
         what = f"expected calibration error of the {name}"
         rows.append([what, f"{error:.3f}"])
-    note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
+    note = f"Of {content['pictures']} pictures; shares are of {counted}."
     return Table("How faithful the student is", ["", "value"], rows, note)
 
 
@@ -275,7 +275,7 @@ def _class_parts(content: Mapping[str, Any]) -> list[Part]:
         rows.append([name, row["count"], *scores, mistake])
     order = "those that lost most first" if "teacher" in models else "the worst first"
     score = SCORES.get(content["score"], content["score"])
-    note = f"{len(rows)} classes occur in the validation pictures."
+    note = f"{len(rows)} classes occur in the pictures."
     left_out = len(rows) - CLASSES
     if left_out > 0:
         note += f" {left_out} more lost less, or are better."
@@ -321,7 +321,7 @@ def _target(target: Mapping[str, Any], pictures: int) -> list[Part]:
             ["mean absolute difference of student and teacher", short(target["difference"])]
         )
         rows.append(["their correlation", f"{target['correlation']:.3f}"])
-    note = f"Of {pictures} validation pictures, in the units of the targets."
+    note = f"Of {pictures} pictures, in the units of the targets."
     parts: list[Part] = [Table(f"{name}: student and teacher", ["", "value"], rows, note)]
     deciles = target["deciles"]
     if deciles:
