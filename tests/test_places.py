@@ -180,7 +180,7 @@ class Case:
         except BaseException:
             return [f"raised {traceback.format_exc()[-600:]}"]
         lines = [
-            line for line in said.splitlines() if line.startswith("kd-") and "warning" not in line
+            line for line in said.splitlines() if line.startswith("kd-") and "warning:" not in line
         ]
         found: list[str] = []
         if (

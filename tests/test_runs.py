@@ -285,7 +285,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
 
 
 def test_the_page_names_every_part_of_the_cache() -> None:
-    page = (ROOT / "recipes" / "CACHE.md").read_text()
+    page = (ROOT / "kd/data/README.md").read_text()
     for name in PARTS:
         assert {
             "foodtag": "`foodtag-mini-*`",

@@ -34,7 +34,7 @@ kd-runs: the runs in a folder, the newest first, and the cache; what may be dele
 
 A run may go if it has no student, no checkpoint, and is not training. Of the cache go copies, what is made again when
 needed, and interrupted trainings of teachers, not trained teachers; nothing of it goes while a run in RUNS_DIR trains.
-Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column
+Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (kd/data/README.md). The column
 `delete` says `now` of what `clean` deletes, and `in 3 d` of what it deletes later.
 """
 FLAGS = ("--json", "--yes")

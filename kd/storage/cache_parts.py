@@ -82,7 +82,7 @@ PARTS = {
         may_go=False,
     ),
 }
-"""The parts by name; recipes/CACHE.md lists them."""
+"""The parts by name; kd/data/README.md lists them."""
 
 
 @dataclass(frozen=True)

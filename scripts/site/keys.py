@@ -28,8 +28,8 @@ INTRODUCTION = """\
 [TOPICS.md](TOPICS.md). Completion in bash:
 `complete -o nospace -W "$(kd-train --keys | awk '/^[a-z]/ {print $1 "="}')" kd-train`.
 
-Several teachers, `model.teachers.NAME`, each have the settings of `model.teacher`. This page is written by
-`scripts/site/keys.py`.
+Several teachers, `model.teachers.NAME`, each have the settings of `model.teacher`. The settings of a task or a loss:
+`kd-train --help KDLoss` ([which loss?](../kd/losses/README.md)). This page is written by `scripts/site/keys.py`.
 """
 GROUPS = {
     "The run": (
@@ -49,8 +49,6 @@ GROUPS = {
 """Heading -> the groups, or single keys, below it. A key belongs to its longest group."""
 CLASSES = {
     "Sources of pictures (`data.source`)": "sources",
-    "Tasks (`model.task`)": "tasks",
-    "Losses (`model.distill_losses.NAME`)": "losses",
 }
 EXAMPLES = {
     "ImageFolder": "data.source=ImageFolder data.source.root=DIR",

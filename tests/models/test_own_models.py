@@ -199,8 +199,9 @@ HF: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BLOCK = {
-    "vit": "model.vit.layers.1", "dinov2_with_registers": "model.dinov2_with_registers.encoder.layer.1",
-    "siglip": "model.vision_model.encoder.layers.1", "swin": "model.swin.encoder.layers.1",
+    "vit": {"model.vit.layers.1", "model.vit.encoder.layer.1"},  # the second one before transformers' newer releases
+    "dinov2_with_registers": {"model.dinov2_with_registers.encoder.layer.1"},
+    "siglip": {"model.vision_model.encoder.layers.1"}, "swin": {"model.swin.encoder.layers.1"},
 }  # fmt: skip
 
 
@@ -274,14 +275,17 @@ def test_a_folder_of_transformers_teaches_under_its_own_class_names(
 def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     kind: str, hugging_face: Any, recipe: Path
 ) -> None:
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
+    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
     builder = {
         "class_path": "kd.models.hugging_face.HuggingFaceBuilder",
         "init_args": {"config": {"model_type": kind, **HF[kind]}},
     }
+    made = AutoModelForImageClassification.from_config(AutoConfig.for_model(kind, **HF[kind]))
+    layers = {f"model.{name}" for name, _ in made.named_modules()}
+    (block,) = layers & BLOCK[kind]
     hint = {"hint": {"class_path": "kd.losses.HintLoss"}}
-    taps = {"hint": {"student": BLOCK[kind], "teacher": "blocks.1"}}
+    taps = {"hint": {"student": block, "teacher": "blocks.1"}}
     student = {"builder": builder, "img_size": 32}
     settings = {"model.student": student, "model.distill_losses": hint, "model.taps": taps}
     items = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
