@@ -33,7 +33,6 @@ ALLOWED = {
     "run/shorthand.py": {"Manifest", "ImageFolder", "Shards"},  # what a list or a folder is
     "ship/predict_words.py": {"Manifest"},  # reads lists too
     "data/splits.py": {"ImageFolder"},  # the probe's folder
-    "fleet/tuning/confirm.py": {"ImageFolder"},
 }
 
 

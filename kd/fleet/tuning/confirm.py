@@ -1,44 +1,43 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.plan import LATENCY, SearchPlan
-from kd.fleet.tuning.results import Confirmation, best_trials, chosen, words_of, write_best
+from kd.fleet.tuning.results import best_trials, chosen, words_of
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
-from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial, split_metrics
+from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial
+from kd.proof.seeds import gain_over_seeds
 from kd.report.terminal import print_parts
 from kd.run.trust import made_here, remember_made
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
 """File of a search's folder that holds the confirmation's text."""
-TEST = "test"
-"""The split that a confirmation also measures, where the pictures have one."""
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches on shares of this machine, writes ``best.yaml`` after each trial, prints the table, confirms the winner.
+    """Searches on shares of this machine, prints the table, confirms the winner.
 
     Returns the exit status, 1 without a result.
     """
-    search = Search(plan, deal(plan.jobs, gpus_of(plan.config["trainer"]["accelerator"])), _write)
+    search = Search(plan, deal(plan.options.jobs, gpus_of(plan.config["trainer"]["accelerator"])))
     say(f"kd-tune: {plan.folder}: {search.progress()}")
     search.run()
-    _write(search)
     print_parts([best_trials(search.study, plan)])
     if chosen(search.study, plan) is None:
         print("kd-tune: no trial has ended well")
         return 1
-    if plan.confirm:
-        text = "\n".join(confirmation.text() for confirmation in confirm(search, plan))
+    if plan.options.confirm:
+        text = confirm(search)
         print(text)
         write_text(plan.folder / CONFIRMED, f"{text}\n")
-    elif plan.trials > 1:
+    elif plan.options.trials > 1:
         print(
             "The best of many trials on one validation set is optimistic: confirm=3 runs it and the default on fresh seeds."
         )
@@ -48,92 +47,85 @@ def search_and_confirm(plan: SearchPlan) -> int:
     return 0
 
 
-def _write(search: Search) -> None:
-    """Writes ``best.yaml`` as it is now."""
-    write_best(search.study, search.plan, search.extra)
-
-
-def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
-    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one.
+def confirm(search: Search) -> str:
+    """Trains the winner and the default on the same fresh seeds; runs that have ended well are not trained again.
 
     Returns:
-        The comparison by the first objective, and by the same metric on the test split, where there is one and all runs
-        could be measured on it.
+        The comparison by the first objective (:func:`compared`).
 
     Raises:
-        UserError: the first objective is ``latency_ms``, or a run is being trained elsewhere, or fails.
+        UserError: the first objective is ``latency_ms``; or a run is being trained by another process, was not begun on
+            this machine, or has failed.
     """
+    plan = search.plan
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
-    first_seed = plan.config["seed"] + 1
-    seeds = tuple(range(first_seed, first_seed + plan.confirm))
-    jobs = _train_on_seeds(search, plan, seeds)
-
-    def compared(name: str, values: list[float]) -> Confirmation:
-        """The winner's values, then the default's."""
-        of_winner = tuple(values[: len(seeds)])
-        of_default = tuple(values[len(seeds) :])
-        return Confirmation(name, objective.maximize, seeds, of_winner, of_default)
-
-    validated = [objective.value(job.run) for job in jobs]
-    confirmations = [compared(objective.name, validated)]
-    metric = objective.name.removeprefix("val/")
-    is_metric = metric != objective.name
-    if is_metric and has_test_split(plan):
-        tested = []
-        for job in jobs:
-            metrics = split_metrics(job.run, TEST, job.slot)
-            if metric in metrics:
-                tested.append(metrics[metric])
-        if len(tested) == len(jobs):
-            on_test = compared(f"{TEST}/{metric}", tested)
-            confirmations.append(on_test)
-    return confirmations
-
-
-def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> list[TrialRun]:
-    """Trains the winner on each seed, and the default on each; runs that have ended well are not trained again.
-
-    Returns:
-        The runs in their folders below ``confirm/``: the winner's by seed, then the default's by seed.
-
-    Raises:
-        UserError: one is being trained by another process, was not begun on this machine, or has failed.
-    """
     best = chosen(search.study, plan)
     assert best is not None
     shared = [*plan.items, *search.extra]
-    command_lines = {
-        f"trial-{best.number}": [*shared, *words_of(best, plan)],
-        "default": shared,
-    }
+    ways = {f"trial-{best.number}": [*shared, *words_of(best, plan)], "default": shared}
+    first_seed = plan.config["seed"] + 1
+    seeds = range(first_seed, first_seed + plan.options.confirm)
     jobs = []
     waiting = []
-    for name, command_line in command_lines.items():
+    for way, words in ways.items():
         for seed in seeds:
-            folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
+            folder = plan.folder / "confirm" / f"{way}-seed-{seed}"
             owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
             check_began_here(folder)
-            job = TrialRun(folder, plan.config["recipe"], search.pool.free[0], owner)
+            job = TrialRun(folder, plan.config["recipe"], search.pool.slots[0], owner)
             jobs.append(job)
-            waiting.append((job, [*command_line, f"seed={seed}"]))
+            waiting.append((job, job.train([*words, f"seed={seed}"])))
 
-    def begin(slot: Slot) -> TrialRun | None:
+    def begin(slot: Slot) -> tuple[TrialRun, Iterator[None]] | None:
         if not waiting:
             return None
-        job, items = waiting.pop(0)
-        job.slot = slot
-        job.begin(items)
-        return job
+        waiting[0][0].slot = slot
+        return waiting.pop(0)
 
-    Pool(search.pool.free).run(begin, lambda job: job.status is not None)
+    Pool(search.pool.slots).run(begin)
     for job in jobs:
-        if job.summary().get("status") != "done":
+        if not job.is_done:
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    return jobs
+    values = [objective.value(job.run) for job in jobs]
+    of_winner, of_default = values[: plan.options.confirm], values[plan.options.confirm :]
+    return compared(objective.name, objective.maximize, list(seeds), of_winner, of_default)
+
+
+def compared(
+    objective: str,
+    maximize: bool,
+    seeds: Sequence[int],
+    best: Sequence[float],
+    default: Sequence[float],
+) -> str:
+    """The winner and the default on the same fresh seeds, in words: both means, and the 95 % interval of their difference.
+
+    The interval is paired by seed (:func:`kd.proof.seeds.gain_over_seeds`); one seed has none.
+
+    Args:
+        objective: its name.
+        maximize: whether more is better.
+        seeds: the fresh seeds.
+        best: the winner's values, by seed.
+        default: those of the recipe as the user gave it, without searched settings.
+    """
+    means = (
+        f"{objective} on fresh seeds {tuple(seeds)}: the winner {statistics.mean(best):.4g}, "
+        f"the default {statistics.mean(default):.4g} (means)"
+    )
+    difference = gain_over_seeds(best, default)
+    if math.isinf(difference.half):
+        return f"{means}; one seed says nothing of the spread."
+    gain = difference.mean if maximize else -difference.mean
+    verdict = "survives" if gain > difference.half else "does not survive"
+    if gain <= 0:
+        verdict = "is none: the default is as good or better"
+    interval = f"{difference.mean:+.4g} ± {round(difference.half, 6):.2g} (95 %, paired by seed)"
+    return f"{means}. The difference, {interval}, {verdict}."
 
 
 def check_began_here(folder: Path) -> None:
@@ -153,14 +145,3 @@ def check_began_here(folder: Path) -> None:
     text = uuid4().hex
     write_text(mark, text)
     remember_made(text.encode())
-
-
-def has_test_split(plan: SearchPlan) -> bool:
-    """Whether the data are a folder (``ImageFolder``) that has a ``test`` beside ``train`` and ``val``."""
-    source = plan.config["data"]["source"] or {}
-    class_path = str(source.get("class_path", ""))
-    arguments = source.get("init_args") or {}
-    root = arguments.get("root")
-    if not root or not class_path.endswith(".ImageFolder"):
-        return False
-    return ImageFolder(str(root)).has(TEST)

@@ -106,6 +106,8 @@ class SearchObjective:
 class SearchPlan:
     """A search by its command line, checked."""
 
+    options: TuneOptions
+    """The settings of the search."""
     items: list[str]
     """Words of ``kd-train``'s command line that all trials share, without what is searched."""
     config: dict[str, Any]
@@ -113,55 +115,49 @@ class SearchPlan:
     space: tuple[Space, ...]
     """What is searched, in this order: a key before those below it."""
     objectives: tuple[SearchObjective, ...]
-    """At least one; the first ranks the trials. Where it is the only one, and a validation metric, the pruner reads
-    it."""
-    trials: int
-    """How many trials in all, of all machines."""
-    jobs: int
-    """Trials at a time on this machine."""
-    hours: float | None
-    """Hours of this command, after which running trials save and the search ends; None: as long as it takes."""
-    trial_hours: float | None
-    """Hours after which a trial has failed, from its start or when it was resumed; None: no limit."""
-    sampler: str
-    """One of :data:`SAMPLERS`, which chooses the values."""
-    pruner: str
-    """One of :data:`PRUNERS`, which stops trials early."""
+    """At least one; the first ranks the trials."""
     folder: Path
     """Folder of the search."""
     trusted: Trust
     """What the user trusts in the settings."""
-    confirm: int
-    """How many fresh seeds the winner and the default are trained on; 0: none."""
 
     @property
     def wants_latency(self) -> bool:
         """Whether finished runs are to be timed."""
         return any(objective.name == LATENCY for objective in self.objectives)
 
-    def folder_of(self, number: int) -> Path:
-        """The folder of trial ``number``."""
-        return self.folder / "trials" / f"{number:04d}"
+    @property
+    def is_known_by_epoch(self) -> bool:
+        """Whether a pruner can read the objective at each epoch: the only one, a validation metric."""
+        return len(self.objectives) == 1 and self.objectives[0].name.startswith("val/")
+
+    @property
+    def pruner(self) -> str:
+        """Which of :data:`~kd.fleet.tuning.study.PRUNERS` stops trials early."""
+        return self.options.pruner or ("asha" if self.is_known_by_epoch else "none")
 
     @property
     def epochs(self) -> int:
         """Epochs of a trial that is not stopped early; 1 where ``trainer.max_epochs`` is not set."""
         return self.config["trainer"]["max_epochs"] or 1
 
-    def settings(self) -> dict[str, Any]:
-        """What must be the same to resume a search, by key: stored with the search, and compared by :func:`difference`.
+    def folder_of(self, number: int) -> Path:
+        """The folder of trial ``number``."""
+        return self.folder / "trials" / f"{number:04d}"
 
-        All settings of a run but ``runs_dir`` and ``resume``, secrets as ``...``, the spaces, and the objectives. The
-        numbers of trials, jobs and hours, the sampler and the pruner may change.
+    def settings(self) -> dict[str, Any]:
+        """What must be the same to resume a search, by key: stored with the search, and compared with a later one's.
+
+        All settings of a run but ``runs_dir`` and ``resume``, secrets as ``...``, the spaces, and the objectives, as JSON
+        has them. The numbers of trials, jobs and hours, the sampler and the pruner may change.
         """
-        settings = {}
-        for key, value in flatten(masked(self.config)).items():
-            if key not in ("runs_dir", "resume"):
-                settings[key] = value
+        settings = flatten(masked(self.config))
+        for key in ("runs_dir", "resume"):
+            settings.pop(key, None)
         for space in self.space:
             settings[f"search.{space.key}"] = space.text()
         settings["objective"] = [[o.name, o.maximize] for o in self.objectives]
-        return settings
+        return json_of(json.dumps(settings))
 
 
 def plan(request: Request) -> SearchPlan:
@@ -173,102 +169,73 @@ def plan(request: Request) -> SearchPlan:
     Raises:
         UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
     """
-    # settings of the search: the command line's, then the file's
-    typed_settings: dict[str, Any] = dict(take(request, *names_of(TuneOptions)))
-    typed_spaces = _take_spaces(request)
-    from_file = _from_file(request, typed_settings, typed_spaces)
-    settings = from_file | typed_settings
-    space_texts = settings.pop("search", None) or typed_spaces
-    spaces = [parse(key, text) for key, text in space_texts.items()]
+    typed = take(request, *names_of(TuneOptions))
+    names = [text.split("=")[0] for text in request.overrides if text.startswith("search.")]
+    searched = {name.removeprefix("search."): text for name, text in take(request, *names).items()}
+    from_file = _from_file(request, typed.pop("tune", None), bool(searched))
+    spaces = [parse(key, text) for key, text in {**from_file.pop("search", {}), **searched}.items()]
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     run = Run.of(request)
     config = run.config
-    options = options_of(TuneOptions, settings)
+    options = options_of(TuneOptions, from_file | typed)
     if options.jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {options.jobs}")
     check_present(config)
-    items = [
-        f"recipe={request.recipe}",
-        *(f"config={o}" for o in request.overlays),
-        *request.trusted,
-    ]
-    objectives = _objectives(options.objective, config, run.trusted)
-    by_epoch = len(objectives) == 1 and objectives[0].name.startswith("val/")
-    pruner = options.pruner or ("asha" if by_epoch else "none")
-    _check_pruner(pruner, objectives)
-    space = _search_space(spaces, request)
-    if options.sampler == "grid":
-        _check_grid(space)
+    overlays = [f"config={overlay}" for overlay in request.overlays]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-tune")
-    return SearchPlan(
-        items=[*items, *request.overrides],
+    planned = SearchPlan(
+        options=options,
+        items=[f"recipe={request.recipe}", *overlays, *request.trusted, *request.overrides],
         config=config,
-        space=space,
-        objectives=objectives,
-        trials=options.trials,
-        jobs=options.jobs,
-        hours=options.hours,
-        trial_hours=options.trial_hours,
-        sampler=options.sampler,
-        pruner=pruner,
+        space=(),
+        objectives=_objectives(options.objective, config, run.trusted),
         folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / options.name,
         trusted=run.trusted,
-        confirm=options.confirm,
     )
-
-
-def _take_spaces(request: Request) -> dict[str, str]:
-    """Takes ``search.KEY=SPACE`` out of a command line: the spaces by the key that is searched."""
-    names = [text.split("=")[0] for text in request.overrides if text.startswith("search.")]
-    return {name.removeprefix("search."): space for name, space in take(request, *names).items()}
-
-
-def _check_grid(spaces: Sequence[Space]) -> None:
-    """Refuses ranges of real numbers in a grid search, by a UserError."""
-    for space in spaces:
+    if planned.pruner != "none" and not planned.is_known_by_epoch:
+        raise UserError(
+            f"pruner: {planned.pruner} needs one objective that each epoch reports (val/...); pruner=none"
+        )
+    planned = replace(planned, space=_search_space(spaces, request))
+    for space in planned.space if options.sampler == "grid" else ():
         if space.choices is None and not space.integer:
             raise UserError(
                 f"sampler: a grid needs choices or integers; search.{space.key} is neither"
             )
+    return planned
 
 
-def _from_file(
-    request: Request, typed_settings: dict[str, Any], typed_spaces: dict[str, str]
-) -> dict[str, Any]:
-    """The settings in the file that ``tune`` names; else in the recipe's shipped file, where no space was typed.
+def _from_file(request: Request, given: str | None, searches: bool) -> dict[str, Any]:
+    """The settings of a search in a file: in the one that ``tune`` names, else in the recipe's shipped one.
 
     Args:
         request: names the recipe.
-        typed_settings: of the command line; ``tune`` is taken out.
-        typed_spaces: by key; they count before those of the file.
+        given: ``tune``; None: not given.
+        searches: the command line has spaces, so the shipped file does not count.
 
     Returns:
-        The file's settings by key, and under ``search`` all spaces by the key that is searched, the typed ones too; {}
-        without a file.
+        The file's settings by key, and under ``search`` its spaces by the key that is searched; {} without a file.
 
     Raises:
         UserError: a file that can't be read, has a key of no search, or names code that the user does not trust.
     """
-    shipped = part_of("tune", request.recipe or "")
-    if "tune" in typed_settings:
-        file = Path(typed_settings.pop("tune"))
-    elif shipped and not typed_spaces:
-        file = shipped[0]
-    else:
+    shipped = [] if searches else part_of("tune", request.recipe or "")
+    if given is None and not shipped:
         return {}
+    file = shipped[0] if given is None else Path(given)
     try:
         content = files.read(file)
     except UserError as error:
         raise UserError(f"tune: {error}") from error
+    files.check_text(content, f"tune: {file}: ")
+    known = [*names_of(TuneOptions), "search"]
+    for key in content:
+        if key not in known:
+            hint = did_you_mean(str(key), known, 0.5)
+            raise UserError(f"tune: {file}: no key '{key}'{hint}")
     if not isinstance(content.get("search", {}), dict):
         raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")
-    files.check_text(content, f"tune: {file}: ")
-    for key in content:
-        if key not in names_of(TuneOptions) and key != "search":
-            raise UserError(
-                f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*names_of(TuneOptions), 'search'], 0.5)}"
-            )
     spaces = {
         key: space for key, space in flatten(content.get("search", {})).items() if space != {}
     }
@@ -276,7 +243,7 @@ def _from_file(
         # they become words of the trials, which would be the user's own
         layers = [{key: choice} for key, space in spaces.items() for choice in _choices(space)]
         check_foreign(file, layers, request.trust, typed=())
-    return {**content, "search": {**spaces, **typed_spaces}}
+    return {**content, "search": spaces}
 
 
 def _choices(space: object) -> list[object]:
@@ -330,19 +297,6 @@ def _objective(text: str) -> SearchObjective:
     return SearchObjective(name, maximize=text.startswith("+"))
 
 
-def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
-    """Refuses a pruner that does not exist, or whose objective is not known at each epoch, by a UserError."""
-    if pruner == "none":
-        return
-    if len(objectives) > 1:
-        raise UserError(f"pruner: {pruner} needs one objective, got several; pruner=none")
-    if not objectives[0].name.startswith("val/"):
-        name = objectives[0].name
-        raise UserError(
-            f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none"
-        )
-
-
 def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...]:
     """Checks that a run takes each choice and both ends of each range, and finds the keys that only some choices of
     another key bring about.
@@ -361,52 +315,34 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
     ordered: list[Space] = []
     words: dict[str, list[str]] = {}  # by key: words of a command line under which it exists
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
-        above = None  # the nearest searched key whose choices this key lies below
-        for earlier in ordered:
-            if earlier.choices and space.key.startswith(f"{earlier.key}."):
-                above = earlier
-        if above is None:
+        over = [s for s in ordered if s.choices and space.key.startswith(f"{s.key}.")]
+        if not over:
             words[space.key] = []
             values = _as_resolved(request, [], space)
         else:
-            space, values, words[space.key] = _below(above, words[above.key], space, request)
+            above = over[-1]  # the nearest searched key whose choices this key lies below
+            under = []
+            values = []
+            refusal = None
+            for choice in above.choices or ():
+                tried = [*words[above.key], item(above.key, choice)]
+                try:
+                    values = _as_resolved(request, tried, space)
+                except UserError as error:
+                    refusal = error
+                    continue
+                under.append(choice)
+                words[space.key] = tried
+            if not under:
+                raise UserError(
+                    f"search.{space.key}: no choice of search.{above.key} takes it: {refusal}"
+                )
+            space = replace(space, above=above.key, under=tuple(under))
         if space.integer and any(isinstance(value, float) for value in values):
             # 0..1 of a key whose value is a float
             space = replace(space, low=float(space.low), high=float(space.high))
         ordered.append(space)
     return tuple(ordered)
-
-
-def _below(
-    above: Space, words: list[str], space: Space, request: Request
-) -> tuple[Space, list[Any], list[str]]:
-    """A key below another searched key: with the choices under which it exists.
-
-    Args:
-        above: the other key.
-        words: under which that exists.
-        space: of the key.
-        request: the trials' command line.
-
-    Returns:
-        The space with its choices of ``above``, its examples as resolved, and words under which it exists.
-
-    Raises:
-        UserError: no choice allows it; the message has the last refusal.
-    """
-    under = []
-    values: list[Any] = []
-    refusal = None
-    for choice in above.choices or ():
-        try:
-            values = _as_resolved(request, [*words, item(above.key, choice)], space)
-            under.append(choice)
-        except UserError as error:
-            refusal = error
-    if not under:
-        raise UserError(f"search.{space.key}: no choice of search.{above.key} takes it: {refusal}")
-    placed = replace(space, above=above.key, under=tuple(under))
-    return placed, values, [*words, item(above.key, under[-1])]
 
 
 def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
@@ -422,21 +358,15 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
     """
     resolved = []
     for example in space.examples():
-        tried = item(space.key, example)
-        given = [*request.overrides, *words, tried]
-        run = Run.of(replace(request, overrides=given))
-        by_short_key = {}
-        for key, value in flatten(run.config).items():
-            short_key = key.replace(".init_args.", ".")
-            by_short_key[short_key] = value
+        given = [*request.overrides, *words, item(space.key, example)]
+        settings = flatten(Run.of(replace(request, overrides=given)).config)
+        by_short_key = {key.replace(".init_args.", "."): settings[key] for key in settings}
         resolved.append(by_short_key.get(space.key))
     return resolved
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first setting that differs from ``before``, when a search was begun, to ``now``, in words; "" for none."""
-    before = json_of(json.dumps(before))
-    now = json_of(json.dumps(now))
     for key in {**before, **now}:
         if before.get(key) != now.get(key):
             return f"{key}={before.get(key)}, now {now.get(key)}"

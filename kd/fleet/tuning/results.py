@@ -1,15 +1,11 @@
-"""What a search has found: ``best.yaml``, the table, and whether the winner stands on fresh seeds."""
+"""What a search has found: ``best.yaml``, and the table of its trials."""
 
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
-from kd.proof.seeds import gain_over_seeds
 from kd.report.tables import Cell, Table
 from kd.run.request import translate
 from kd.run.run import Run
@@ -28,19 +24,17 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
     the front's range in that objective.
     """
     front = study.best()
-    if not front:
-        return None
-    squared_distances = [0.0] * len(front)
-    for i, objective in enumerate(plan.objectives):
-        sign = 1 if objective.maximize else -1
-        values = [sign * trial.values[i] for trial in front]  # more is better
-        best = max(values)
-        width = best - min(values) or 1.0
-        for place, value in enumerate(values):
-            share = (best - value) / width
-            squared_distances[place] += share**2
-    nearest = min(squared_distances)
-    return front[squared_distances.index(nearest)]
+
+    def distance(trial: Any) -> float:
+        total = 0.0
+        for i, objective in enumerate(plan.objectives):
+            values = [other.values[i] for other in front]
+            best = max(values) if objective.maximize else min(values)
+            width = max(values) - min(values) or 1.0
+            total += ((trial.values[i] - best) / width) ** 2
+        return total
+
+    return min(front, key=distance, default=None)
 
 
 def words_of(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
@@ -63,7 +57,6 @@ def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
         return
     values = words_of(best, plan)
     run = Run.of(translate([*plan.items, *extra, *values]))
-
     reached = []
     for objective, value in zip(plan.objectives, best.values, strict=True):
         reached.append(f"{objective.name} {value:.6g}")
@@ -74,92 +67,27 @@ def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
     write_text(plan.folder / BEST, text + run.as_yaml())
 
 
-def ranked(study: Study, plan: SearchPlan) -> list[Any]:
-    """All ended trials of a search: finished ones, the best by the first objective first; then stopped, then failed.
+def best_trials(study: Study, plan: SearchPlan) -> Table:
+    """The best :data:`SHOWN` trials by the first objective, then those that were stopped, then those that have failed.
 
-    Trials are Optuna's ``FrozenTrial``.
+    A failed or stopped one has why, or its last value, in place of the first objective.
     """
     sign = -1 if plan.objectives[0].maximize else 1
-
-    def worst_last(trial: Any) -> float:
-        return sign * trial.values[0]
-
-    complete = sorted(study.trials("complete"), key=worst_last)
-    pruned = study.trials("pruned")
-    failed = study.trials("failed")
-    return [*complete, *pruned, *failed]
-
-
-def best_trials(study: Study, plan: SearchPlan) -> Table:
-    """The best :data:`SHOWN` trials; a failed or stopped one has why, or its last value, in place of the first objective."""
+    complete = sorted(study.trials("complete"), key=lambda trial: sign * trial.values[0])
     rows: list[list[Cell]] = []
-    for trial in ranked(study, plan)[:SHOWN]:
+    for trial in [*complete, *study.trials("pruned"), *study.trials("failed")][:SHOWN]:
         notes = trial.user_attrs
+        results: list[Cell] = [None] * len(plan.objectives)
         if trial.state.name == "COMPLETE":
             results = list(trial.values)
+        elif trial.state.name == "FAIL":
+            results[0] = f"failed: {notes.get('reason', '')}"
         else:
-            results = [_instead(trial), *[None] * (len(plan.objectives) - 1)]
-        costs = [notes.get("epochs"), notes.get("wall_s")]
+            last = [short(value) for value in trial.intermediate_values.values()][-1:]
+            results[0] = " at ".join(["stopped", *last])
         values = [short(trial.params.get(space.key, "")) for space in plan.space]
-        rows.append([trial.number, *results, *costs, *values])
+        rows.append([trial.number, *results, notes.get("epochs"), notes.get("wall_s"), *values])
     title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
-    columns = [
-        "trial",
-        *(objective.name for objective in plan.objectives),
-        "epochs",
-        "s",
-        *(space.key for space in plan.space),
-    ]
-    return Table(title, columns, rows)
-
-
-def _instead(trial: FrozenTrial) -> str:
-    """Why a trial failed, or the last value of one that was stopped."""
-    if trial.state.name == "FAIL":
-        return f"failed: {trial.user_attrs.get('reason', '')}"
-    values = list(trial.intermediate_values.values())
-    return f"stopped at {values[-1]:.4g}" if values else "stopped"
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """The winner and the default on the same fresh seeds."""
-
-    objective: str
-    """Name of the objective."""
-    maximize: bool
-    """Whether more is better."""
-    seeds: tuple[int, ...]
-    """The fresh seeds."""
-    best: tuple[float, ...]
-    """The winner's values, by seed."""
-    default: tuple[float, ...]
-    """Values of the recipe as the user gave it, without searched settings, by seed."""
-
-    def interval(self) -> tuple[float, float]:
-        """Mean difference (winner - default) in the objective's unit, and half of its 95 % interval.
-
-        Paired by seed (:func:`kd.proof.seeds.gain_over_seeds`); the half is infinite for one seed.
-        """
-        gain = gain_over_seeds(self.best, self.default)
-        return gain.mean, gain.half
-
-    def text(self) -> str:
-        """The finding: both means over fresh seeds, and the 95 % interval of their difference, or that one seed has none."""
-        mean, half = self.interval()
-        best = statistics.mean(self.best)
-        default = statistics.mean(self.default)
-        values = f"the winner {best:.4g}, the default {default:.4g} (means)"
-        means = f"{self.objective} on fresh seeds {self.seeds}: {values}"
-        if math.isinf(half):
-            return f"{means}; one seed says nothing of the spread."
-        gain = mean
-        if not self.maximize:
-            gain = -mean
-        if gain <= 0:
-            verdict = "is none: the default is as good or better"
-        elif gain > half:
-            verdict = "survives"
-        else:
-            verdict = "does not survive"
-        return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."
+    objectives = [objective.name for objective in plan.objectives]
+    keys = [space.key for space in plan.space]
+    return Table(title, ["trial", *objectives, "epochs", "s", *keys], rows)

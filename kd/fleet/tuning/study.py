@@ -65,7 +65,7 @@ class Study:
             directions=list(directions),
             load_if_exists=True,
         )
-        self._sampler = sampler
+        self._sampler = SAMPLERS[sampler]
         self._seed = seed
         self._sow()
         self.study.pruner = PRUNERS[pruner](epochs)
@@ -77,7 +77,7 @@ class Study:
 
         So neither a resumed search nor one on another machine draws the same values again.
         """
-        self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
+        self.study.sampler = self._sampler(self._seed + len(self.trials()))
 
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that the search was begun with.

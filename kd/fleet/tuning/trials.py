@@ -1,4 +1,4 @@
-"""A trial's process, on its share of a machine: started or resumed, watched through its run folder, stopped."""
+"""A trial's run, on its share of a machine: a process that is started or resumed, stopped, and watched to its end."""
 
 import csv
 import fcntl
@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -19,7 +19,7 @@ from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids, signals_kept
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
-from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
+from kd.storage.of_weights import LATENCY, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended, remove
 
@@ -31,6 +31,10 @@ POLL_S = 0.2
 """Seconds between two looks at the trials."""
 WITH_SEARCH = "the search ends"
 """Why a trial was stopped that the same command resumes."""
+ENDED = object()
+"""In place of the next step of a trial that has none left."""
+SIGNALS = (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
+"""Exit statuses of a run that a signal has ended."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +54,6 @@ class Slot:
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         return variables
-
-    def start(
-        self, items: Sequence[str], log: Path, owner: IO[str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Starts ``kd-train`` on the slot's cores and GPUs, in a session of its own.
-
-        Args:
-            items: its command line.
-            log: takes its output.
-            owner: the trial's lock, which the run keeps open as long as it lives.
-        """
-        with appended(log) as opened:
-            process = start_kd_train(
-                items,
-                stdout=opened,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=self.variables(),
-                pass_fds=() if owner is None else (owner.fileno(),),
-                start_new_session=True,
-            )
-        if self.cores:
-            with suppress(OSError):  # it has ended already
-                os.sched_setaffinity(process.pid, self.cores)
-        return process
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
@@ -102,12 +81,9 @@ def gpus_of(accelerator: str) -> list[str]:
         return []
     import torch
 
-    if not torch.cuda.is_available():
-        return []
+    numbers = [str(number) for number in range(torch.cuda.device_count())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
-        return visible.split(",")
-    return [str(number) for number in range(torch.cuda.device_count())]
+    return visible.split(",") if visible and numbers else numbers
 
 
 def lock_trial(folder: Path) -> IO[str] | None:
@@ -128,7 +104,7 @@ def lock_trial(folder: Path) -> IO[str] | None:
     return owner
 
 
-@dataclass
+@dataclass(eq=False)
 class TrialRun:
     """A trial's run while this process watches it."""
 
@@ -141,103 +117,112 @@ class TrialRun:
     owner: IO[str]
     """The trial's lock."""
     process: subprocess.Popen[bytes] | None = None
-    """None: nothing to run, the run had already ended well."""
+    """The last that was started."""
     stopped: str = ""
     """Why the search has stopped it; "" where it has not."""
-    stopped_at: float = 0.0
-    """When it was stopped, in seconds of the monotonic clock; 0 where it was not."""
-    patience_s: float = field(default_factory=lambda: KILL_S)
-    """Seconds that it may take to save and end."""
-    timed: bool = False
-    """Whether the measurement of its student's speed was started."""
-    began: float = field(default_factory=time.monotonic)
-    """When this process began to watch it, in seconds of the monotonic clock."""
-    trial: Any = None
-    """Optuna's trial; None of a run that confirms the winner."""
-    chosen: dict[str, Any] = field(default_factory=dict)
-    """The trial's values by key."""
+    kill_at: float = math.inf
+    """When it is killed, in seconds of the monotonic clock: a while after it was stopped."""
 
     @property
     def run(self) -> Path:
         """The run's folder."""
         return folder_of_recipe(self.folder, self.recipe) / "000"
 
-    def begin(self, items: Sequence[str]) -> None:
-        """Starts the run, or resumes it from its last checkpoint; nothing if it has ended well.
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's ``summary.json``; {} without one."""
+        return mapping_of(self.run / "summary.json")
 
-        A run without a checkpoint begins anew: what it had written is deleted.
-
-        Args:
-            items: words of ``kd-train``'s command line; not used where it is resumed.
-        """
-        self.process = None
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has trained to its end."""
         has_student = (self.run / "student.safetensors").is_file()
-        if has_student and self.summary().get("status") == "done":
-            return
-        checkpoint, *_ = newest_whole(self.run / "checkpoints")
-        if checkpoint is not None:
-            command = [f"resume={self.run}"]
-        else:
-            remove(self.run.parent)
-            command = [*items, f"runs_dir={self.folder}"]
-        self._start([*command, "trainer.enable_progress_bar=false"])
+        return has_student and self.summary.get("status") == "done"
 
     @property
     def has_latency(self) -> bool:
         """Whether the run's student was timed."""
         return bool(read_of_weights(self.run, LATENCY, lambda _: None))  # else it is timed anew
 
-    def time_student(self) -> bool:
-        """Starts ``kd-latency`` on the run's student, as :attr:`process`; False if it was measured, or started, before."""
-        if self.has_latency or self.timed:
-            return False
-        self.timed = True
-        self._start(
-            ["latency", str(self.run), "runtime=torch", "batch=1", "threads=1", "seconds=1"]
-        )
-        return True
+    def train(self, items: Sequence[str]) -> Iterator[None]:
+        """Trains the run to its end, or resumes it from its last checkpoint; yields between two looks at it.
 
-    def _start(self, items: Sequence[str]) -> None:
-        """Starts a command on the trial's place; its output goes to :data:`LOG`, its process becomes :attr:`process`."""
-        self.process = self.slot.start(items, self.folder / LOG, self.owner)
+        A run without a checkpoint begins anew: what it had written is deleted.
+
+        Args:
+            items: words of ``kd-train``'s command line; not used where it is resumed.
+        """
+        if self.is_done:
+            return
+        checkpoint, *_ = newest_whole(self.run / "checkpoints")
+        if checkpoint is not None:
+            words = [f"resume={self.run}"]
+        else:
+            remove(self.run.parent)
+            words = [*items, f"runs_dir={self.folder}"]
+        yield from self._ended([*words, "trainer.enable_progress_bar=false"])
+
+    def time_student(self) -> Iterator[None]:
+        """Times the student by ``kd-latency`` where it was not; yields between two looks at it."""
+        if self.is_done and not self.stopped and not self.has_latency:
+            conditions = ["runtime=torch", "batch=1", "threads=1", "seconds=1"]
+            yield from self._ended(["latency", str(self.run), *conditions])
+
+    def _ended(self, items: Sequence[str]) -> Iterator[None]:
+        """Runs a command on the slot's cores and GPUs, in a session of its own, its output in :data:`LOG`."""
+        with appended(self.folder / LOG) as log:
+            self.process = start_kd_train(
+                items,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self.slot.variables(),
+                pass_fds=(self.owner.fileno(),),
+                start_new_session=True,
+            )
+        if self.slot.cores:
+            with suppress(OSError):  # it has ended already
+                os.sched_setaffinity(self.process.pid, self.slot.cores)
+        while self.poll() is None:
+            yield
 
     def stop(self, why: str) -> None:
-        """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``.
+        """Makes the run save and end; it is killed where it has not ended :data:`KILL_S` seconds later.
 
         Args:
             why: kept as :attr:`stopped`; by it the search tells a pruned or slow trial from one that is stopped with
                 itself. The first reason stays.
         """
-        if not self.stopped:
-            self.stopped = why
-            self.stopped_at = time.monotonic()
+        if self.stopped:
+            return
+        self.stopped = why
+        self.kill_at = time.monotonic() + KILL_S
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
-    @property
-    def status(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs; 0 where there was nothing to run.
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs; 0 where nothing was started.
 
-        Reading it acts: it kills a run that was stopped :attr:`patience_s` ago and still runs. So it must be read often.
+        It kills a run whose time to end is over. So it must be called often.
         """
         if self.process is None:
             return 0
         status = self.process.poll()
-        out_of_patience = time.monotonic() > self.stopped_at + self.patience_s
-        if status is None and self.stopped and out_of_patience:
+        if status is None and time.monotonic() > self.kill_at:
             self.process.send_signal(signal.SIGKILL)
         return status
 
-    def summary(self) -> dict[str, Any]:
-        """The run's ``summary.json``; {} without one."""
-        return mapping_of(self.run / "summary.json")
-
     def reason(self) -> str:
         """Why the run has failed, in a line: its signal, or the last line of its log."""
-        status = self.status or 0
+        status = self.poll() or 0
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return reason_in(self.folder / LOG)
+
+
+Begin = Callable[[Slot], tuple[TrialRun, Iterator[None]] | None]
+"""Begins the next trial on a place: its run, and what is done with it, which yields while that must wait. None: none is
+left."""
 
 
 class Pool:
@@ -249,58 +234,53 @@ class Pool:
     """
 
     def __init__(self, slots: Sequence[Slot], hours: float | None = None) -> None:
-        self.free = list(slots)
-        self.running: list[TrialRun] = []
+        self.slots = list(slots)
+        self.running: dict[TrialRun, Iterator[None]] = {}
         self.stopped_by: int | None = None  # number of the signal
-        self._ends = math.inf
-        if hours is not None:
-            now = time.monotonic()
-            self._ends = now + 3600 * hours
+        self._ends = time.monotonic() + 3600 * (math.inf if hours is None else hours)
 
-    def run(
-        self, begin: Callable[[Slot], TrialRun | None], ended: Callable[[TrialRun], bool]
-    ) -> None:
+    def run(self, begin: Begin) -> None:
         """Fills the places, and looks at each running trial again and again.
 
         Before it returns or raises, all running trials have saved and ended: no process is left over.
 
-        Args:
-            begin: starts the next trial on a place; None: none is left.
-            ended: looks at a running trial; whether it has ended, and its place and its lock are free.
-
         Raises:
             Stopped: a signal has come: SIGTERM or SIGINT, of which the second Ctrl-C has trials killed at once.
         """
+        free = [*self.slots]
         with signals_kept(self._on_signal):
             try:
                 while True:
-                    self._look(ended)
-                    is_late = time.monotonic() > self._ends
-                    is_over = is_late or self.stopped_by is not None
-                    while self.free and not is_over:
-                        job = begin(self.free[0])
-                        if job is None:
-                            break
-                        self.free.pop(0)
-                        self.running.append(job)
+                    free += self._ended()
+                    is_over = self.stopped_by is not None or time.monotonic() > self._ends
                     if is_over:
                         self._stop()
+                    while free and not is_over:
+                        begun = begin(free[0])
+                        if begun is None:
+                            break
+                        job, steps = begun
+                        self.running[job] = steps
+                        free.pop(0)
                     if not self.running:
                         break
                     time.sleep(POLL_S)
             finally:  # a full disk, too, leaves no process
                 self._stop()
-                while any(job.status is None for job in self.running):
+                while any(job.poll() is None for job in self.running):
                     time.sleep(POLL_S)
         if self.stopped_by is not None:
             raise Stopped(self.stopped_by)
 
-    def _look(self, ended: Callable[[TrialRun], bool]) -> None:
-        for job in list(self.running):
-            if ended(job):
-                self.running.remove(job)
-                self.free.append(job.slot)
+    def _ended(self) -> list[Slot]:
+        """Takes each trial a step further; the places of those that have ended, whose locks are free then."""
+        places = []
+        for job, steps in [*self.running.items()]:
+            if next(steps, ENDED) is ENDED:
+                del self.running[job]
                 job.owner.close()
+                places.append(job.slot)
+        return places
 
     def _stop(self) -> None:
         for job in self.running:
@@ -310,33 +290,8 @@ class Pool:
         """The handler of SIGTERM and SIGINT; it only notes the signal, and the loop in :meth:`run` acts on it."""
         if self.stopped_by is not None and number == signal.SIGINT:
             for job in self.running:
-                job.patience_s = 0
+                job.kill_at = 0
         self.stopped_by = self.stopped_by or number
-
-
-def split_metrics(run: Path, split: str, slot: Slot) -> dict[str, float]:
-    """The student's metrics on a split, measured by ``kd-eval`` where its file is not there yet.
-
-    Args:
-        run: folder of a finished run.
-        split: of its data.
-        slot: where it is measured.
-
-    Returns:
-        Metrics by name, without the split's name; {} where the evaluation has failed, which is printed. Waits for
-        the evaluation's end.
-    """
-    figures = read_of_weights(run, evaluation(split), on_stderr)
-    if not figures:
-        log = run.parent.parent / LOG
-        process = slot.start(["eval", str(run), f"split={split}"], log)
-        while process.poll() is None:
-            time.sleep(0.05)
-        figures = read_of_weights(run, evaluation(split), on_stderr)
-        if not figures:
-            print(f"kd-tune: {run} is not measured on {split}: {reason_in(log)}", flush=True)
-            return {}
-    return figures["student"]
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:

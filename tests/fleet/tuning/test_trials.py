@@ -1,10 +1,9 @@
 """A trial's process, without a run."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -13,65 +12,36 @@ from kd.errors import UserError
 from kd.fleet.tuning.confirm import check_began_here
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import WITH_SEARCH, Pool, TrialRun, deal, lock_trial
-
-
-class Ended:
-    def __init__(self, status: int) -> None:
-        self.status = status
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def send_signal(self, number: int, /) -> None:
-        pass
-
-
-class Place:
-    """A place that keeps what was started on it."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def start(
-        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
-    ) -> Ended:
-        self.started.append(items[0])
-        return Ended(0)
-
-
-def finish(job: TrialRun) -> None:
-    """As if the run had trained to its end before."""
-    job.run.mkdir(parents=True)
-    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
-    (job.run / "student.safetensors").touch()
-
-
-def job_in(folder: Path) -> tuple[TrialRun, Place]:
-    owner = lock_trial(folder)
-    assert owner is not None
-    place = Place()
-    return TrialRun(folder, "tiny", place, owner), place
+from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, deal, lock_trial
 
 
 def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_path: Path) -> None:
     """It was recorded as failed: the search that stops begins no timing."""
-    pytest.importorskip("optuna")
     from kd.fleet.tuning.search import Search
 
-    job, place = job_in(tmp_path / "trials" / "0000")
-    finish(job)
-    job.begin(["recipe=tiny"])
+    owner = lock_trial(tmp_path / "trials" / "0000")
+    assert owner is not None
+    slot = Slot((), ())
+    job = TrialRun(tmp_path / "trials" / "0000", "tiny", slot, owner)
+    job.run.mkdir(parents=True)  # as if the run had trained to its end
+    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
+    (job.run / "student.safetensors").touch()
     told: list[str] = []
     search: Any = Search.__new__(Search)
-    search.plan = SimpleNamespace(objectives=[None, None], wants_latency=True, trial_hours=None)
-    search.study = SimpleNamespace(tell=lambda trial, state, **_: told.append(state))
-    job.stop(WITH_SEARCH)
-    pool = Pool([])
-    pool.running.append(job)
-    pool.run(lambda slot: None, search._has_ended)
-    assert (told, pool.running, pool.free) == ([], [], [place])
-    assert not job.has_latency and not place.started
+    search.plan = SimpleNamespace(items=[], wants_latency=True, is_known_by_epoch=False)
+    search.study = SimpleNamespace(tell=lambda trial, state, *_: told.append(state))
+    search.extra = []
+    begun = [(job, search._trial(job, None, {}))]
+
+    def begin(slot: Slot) -> Any:
+        if begun:
+            job.stop(WITH_SEARCH)
+            return begun.pop()
+        return None
+
+    Pool([slot]).run(begin)
+    assert told == []
+    assert not job.has_latency and job.process is None
 
 
 def test_more_jobs_than_gpus_share_them_one_each() -> None:
@@ -95,7 +65,7 @@ def test_a_search_whose_trials_are_links_is_not_opened(place: str, tmp_path: Pat
     link.parent.mkdir(parents=True)
     link.symlink_to(other)
     with pytest.raises(UserError, match="is a link"):
-        Search(cast(Any, SimpleNamespace(folder=search)), [], print)
+        Search(cast(Any, SimpleNamespace(folder=search)), [])
     assert (other_run / "metrics.csv").exists()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +22,14 @@ pytest.importorskip("optuna")
 from kd.cli import main, train_main
 from kd.errors import needs_extra
 from kd.fleet.tuning import study as studies
+from kd.fleet.tuning.confirm import compared
 from kd.fleet.tuning.plan import _objective, plan
-from kd.fleet.tuning.results import Confirmation
 from kd.fleet.tuning.space import parse
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
 from kd.run.request import Request
 from tests._forks import ForkedRun, start, status_of
-from tests._helpers import ROOT, run_cli, write_recipe
+from tests._helpers import ROOT, run_cli
 from tests._runs import disturb
 from tests._searches import of, trial_processes, trials
 
@@ -128,15 +127,12 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     )
 
 
-def test_trials_share_the_teachers_answers(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trials_share_the_teachers_answers(recipe: Path) -> None:
     """The second trial reads them, and ends as a run of its own does that has measured everything itself."""
     items = [f"recipe={recipe}", *QUIET, "model.teacher.cache=on", "model.teacher.cache_views=2",
              "model.student.kwargs.drop_rate=0.2"]  # fmt: skip
     space = ["trials=2", "sampler=grid", "pruner=none", "search.optim.lr=[0.01, 0.001]"]
     assert main("tune", [*items, *space]) == 0
-    assert "kd-tune: the teacher's answers are read by all trials" in capsys.readouterr().out
     first, second = (Path(t.user_attrs["folder"]) for t in trials(of(recipe)))
     caches = [
         json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)
@@ -259,13 +255,10 @@ def test_spaces_that_ship_with_a_recipe(name: str, capsys: pytest.CaptureFixture
 
 def test_a_difference_is_weighed_against_its_spread() -> None:
     """By hand: differences 2, 3 and 4 have mean 3 and standard error 1/sqrt(3); t of two degrees of freedom is 4.30."""
-    found = Confirmation("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
-    assert found.interval() == pytest.approx((3.0, 4.30 / 3**0.5), rel=1e-3)
-    assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
-    assert (
-        "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
-    )
-    assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+    text = compared("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
+    assert text.endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
+    assert "does not survive" in compared("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0))
+    assert "is none" in compared("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -419,13 +412,9 @@ def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def test_the_winner_runs_again_on_fresh_seeds_and_on_the_test_split(
-    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+def test_the_winner_runs_again_on_fresh_seeds(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "pictures"
-    shutil.copytree(pictures, data)
-    shutil.copytree(pictures / "val", data / "test")
-    recipe = write_recipe(tmp_path / "tiny.yaml", data, teacher)
     items = [
         f"recipe={recipe}",
         "trainer.max_epochs=1",
@@ -434,14 +423,10 @@ def test_the_winner_runs_again_on_fresh_seeds_and_on_the_test_split(
         "confirm=1",
     ]
     assert main("tune", items) == 0
-    told = (of(recipe) / "confirm.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in told] == [
-        "val/acc1 on fresh seeds (1,)",
-        "test/acc1 on fresh seeds (1,)",
-    ]
-    assert told[0].split(":")[1] == told[1].split(":")[1]  # the same pictures here
-    assert "one seed says nothing of the spread" in told[0]
-    assert told[1] in capsys.readouterr().out
+    (told,) = (of(recipe) / "confirm.txt").read_text().splitlines()
+    assert told.startswith("val/acc1 on fresh seeds (1,): the winner ")
+    assert told.endswith("one seed says nothing of the spread.")
+    assert told in capsys.readouterr().out
     runs = {
         p.parent.parent.parent.name: yaml.safe_load(p.read_text())
         for p in of(recipe).glob("confirm/*/*/*/config.yaml")
