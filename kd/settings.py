@@ -607,6 +607,8 @@ class DataSettings(Checked):
 
     batch_size: Count | Literal["auto"] = 64
     """Pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
+    Where a student begins with trained weights and an epoch would have fewer than 8 steps, a
+    number that was not typed becomes smaller.
     """
 
     num_workers: Annotated[int, Range(">= 0 and <= 1024")] | Literal["auto"] = 1

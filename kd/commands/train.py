@@ -176,7 +176,7 @@ def to_train(request: Request) -> Run:
     check_named(run.config, resumed=run.place.folder is not None)
     from kd.run.pictures import list_to_train
 
-    run.splits = list_to_train(run.config)
+    run.splits = list_to_train(run.config, run.overrides)
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)

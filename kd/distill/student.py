@@ -21,6 +21,7 @@ from kd.errors import UserError
 from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.build import AUTO
+from kd.models.hub import is_downloadable
 from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import AsGiven, classes_of, features_of, logits_of
@@ -273,7 +274,8 @@ class Student(nn.Module):
         if self.optim.lr_scratch is not None:
             message += f", at optim.lr_scratch={self.optim.lr_scratch:g}"
         is_plain = all(value == AUTO for value in self.spec.kwargs.values())
-        if is_plain and is_model_pretrained(self.spec.arch):
+        arch = self.spec.arch
+        if is_plain and is_model_pretrained(arch) and is_downloadable(arch):
             message += "; model.student.pretrained=true starts from timm's"
         return message
 

@@ -38,3 +38,12 @@ def check_downloadable(arch: str, key: str) -> None:
             f"{key}: {why}, and the weights of timm's {arch} are not on this "
             f"machine: {key}=FILE takes them from disk; {REMEDIES}"
         )
+
+
+def is_downloadable(arch: str) -> bool:
+    """Whether a timm model's weights can be had, as of :func:`check_downloadable`."""
+    try:
+        check_downloadable(arch, "")
+    except UserError:
+        return False
+    return True

@@ -19,10 +19,11 @@ from kd.models import (
     TeacherSpec,
     build_model,
     completed,
+    count_parameters,
     preprocess_for,
 )
 from kd.models.build import AUTO, PATCHES, hidden_pixels
-from kd.models.hub import check_downloadable
+from kd.models.hub import is_downloadable
 from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
@@ -97,6 +98,7 @@ def assemble(
     )
     model = build(own_patches(student))
     found = build_all() if found is None else found
+    _report_larger(student, model, found)
     begun = choose_start(student, model, found, build)
     if begun.start == "scratch" and not student.inherit and found is not None and found.stored:
         say(
@@ -125,6 +127,22 @@ def _check_parts(
     if student.head and data.probed:
         raise UserError(
             "data.probe.root: is for a student without a classifier (model.student.head=false)"
+        )
+
+
+def _report_larger(student: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> None:
+    """Reports a student that has more parameters, by 5 % and more, than each of its teachers of a known size."""
+    members = {} if teacher is None else teacher.members
+    sizes = {}
+    for member in members.values():
+        if not member.closed:
+            sizes[member.arch] = count_parameters(member.model)
+    own = count_parameters(model)
+    if sizes and own > 1.05 * max(sizes.values()):
+        largest = max(sizes, key=lambda arch: sizes[arch])
+        say(
+            f"model.student: {student.arch} has {own / 1e6:.1f} M parameters, more than its teacher {largest} "
+            f"({sizes[largest] / 1e6:.1f} M); model.student.arch=NAME takes a smaller one"
         )
 
 
@@ -310,11 +328,8 @@ def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
         if not any("Attention" in kind for kind in kinds):
             arch = "resnet18"
     begins = "timm's pre-trained weights, which knows nothing of its teacher yet"
-    try:
-        check_downloadable(arch, "model.student.checkpoint")
-        pretrained = True
-    except UserError:
-        pretrained = spec.pretrained
+    pretrained = is_downloadable(arch)
+    if not pretrained:
         begins = (
             "random weights, as timm's can't be downloaded: that costs most of the accuracy where pictures are few "
             "(recipes/README.md); model.student.checkpoint=FILE gives it others"
@@ -322,7 +337,9 @@ def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
     say(
         f"model.student: {arch}, as no student can start from the layers of {parent.arch}; it starts from {begins}"
     )
-    return replace(spec, arch=arch, pretrained=pretrained, inherit=spec.inherit is True)
+    return replace(
+        spec, arch=arch, pretrained=pretrained or spec.pretrained, inherit=spec.inherit is True
+    )
 
 
 def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:

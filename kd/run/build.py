@@ -40,7 +40,7 @@ from kd.data.sources import Source
 from kd.distill.fitting import check_batch
 from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
 from kd.fit_to_machine.precision import choose_precision
-from kd.launch.cluster import Cluster
+from kd.launch.cluster import Cluster, is_rank_zero
 from kd.lightning_internals import runs_in_child_processes
 from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
@@ -49,6 +49,7 @@ from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble
+from kd.run.batch_size import may_shrink, smaller_batch
 from kd.run.checks import make_object
 from kd.run.pictures import source_key
 from kd.run.resolve import Tree, change, resolve
@@ -123,6 +124,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             run.trainer_arguments = _trainer_arguments(run)
             run.data = _data(run)
             run.module = _module(run, run.config)
+            _fit_batch(run)
             run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
             run.trainer = make_trainer(run)
             attach_answers(run.module.teacher, run.data)
@@ -157,6 +159,25 @@ def _data(run: Run) -> DistillationDataModule:
     if splits is not None:
         data.splits = splits
     return data
+
+
+def _fit_batch(run: Run) -> None:
+    """Makes the batch smaller where the run trains weights on and has few pictures; the first process reports it."""
+    if run.module.student.start == "scratch" or not may_shrink(run.config, run.overrides):
+        return
+    pictures = run.data.info.train
+    size = smaller_batch(run.config, pictures)
+    if size is None:
+        return
+    if is_rank_zero():
+        asked = run.config["data"]["batch_size"]
+        print(
+            f"data.batch_size: {size} in place of {asked}, for {pictures} training pictures",
+            flush=True,
+        )
+    run.change({"data.batch_size": size})
+    run.data.batch_size = size
+    run.data.auto -= {"batch_size"}
 
 
 def _module(run: Run, config: Tree) -> DistillationModule:

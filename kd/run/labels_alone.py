@@ -102,7 +102,7 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
         share: of :data:`RATES`.
         epochs: of the run.
     """
-    changes = dict(BY_LABELS)
+    changes = {**BY_LABELS, "data.batch_size": run.config["data"]["batch_size"]}
     for name in ("lr", "lr_scratch"):
         own_rate = run.config["optim"][name]
         if own_rate is not None:

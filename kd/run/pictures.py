@@ -4,7 +4,7 @@ The messages are those of :mod:`kd.data`, which lists them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
@@ -21,8 +21,9 @@ from kd.data.splits import PROBE, Splits, check_global_batch, load_probe
 from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
+from kd.run.batch_size import may_shrink
 from kd.run.checks import make_object
-from kd.settings import Augment, DataSettings, Probe, teachers_in
+from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
 SLOW_S = 2.0
@@ -34,11 +35,12 @@ OF_PICTURES = (
 """Settings of ``data`` that say which pictures belong to which split, or must fit them."""
 
 
-def list_to_train(config: Mapping[str, Any]) -> Splits | None:
+def list_to_train(config: Mapping[str, Any], typed: Iterable[str] = ()) -> Splits | None:
     """The pictures of a training, which are listed once: :func:`kd.run.build.build` takes them over.
 
     Args:
         config: the resolved settings.
+        typed: ``key=value`` items of the command line.
 
     Returns:
         The splits; None for sources that are not :attr:`~kd.data.sources.Source.listed_early`, and where some of the
@@ -60,8 +62,9 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     if splits is None:
         return None
     info = splits.info()
-    if _batch_stays(config):  # how many processes there will be is not known yet: one at least
-        size = data["batch_size"]
+    size = data["batch_size"]
+    if size != "auto" and not may_shrink(config, typed):
+        # how many processes there will be is not known yet: one at least
         check_global_batch(size, 1, info.train, f"the {info.train} training pictures")
     if data["class_facts"] is not None:
         read_class_facts(data["class_facts"], info)
@@ -78,16 +81,6 @@ def _check_task(config: Mapping[str, Any]) -> None:
     source = _source_of(config["data"]["source"])
     if needs is not None and source is not None and source.kind.name != needs:
         raise other_targets(task, needs, source.kind.name)
-
-
-def _batch_stays(config: Mapping[str, Any]) -> bool:
-    """Whether the batch size is a number that nothing changes before the training.
-
-    A teacher that is trained first, and a student without a teacher, get smaller batches where pictures are few.
-    """
-    teachers = teachers_in(config["model"]).values()
-    given = all(spec["checkpoint"] and not spec["recipe"] for spec in teachers)
-    return bool(teachers) and given and config["data"]["batch_size"] != "auto"
 
 
 def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | None:

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import math
 import shutil
 import signal
 from collections.abc import Iterable, Mapping
@@ -16,11 +15,9 @@ from safetensors import safe_open
 import kd
 from kd.clock import part_of_the_start
 from kd.data.sources import Source, fingerprint
-from kd.data.splits import held_out
 from kd.errors import Stopped, UserError
 from kd.launch.child import TRAINS_TEACHER, start_kd_train
 from kd.launch.cluster import is_rank_zero
-from kd.launch.processes import processes_asked_for
 from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
 from kd.models.build import AUTO
@@ -36,16 +33,10 @@ from kd.run.trust import Trust
 from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular, text_of
-from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder
 
-LEAST_STEPS = 8
-"""Of an epoch, where trained weights are fine-tuned: fewer and longer steps undo what the weights have learnt."""
-AUTO_STAYS = 256
-"""``data.batch_size=auto`` stays where so many pictures a batch leave an epoch its steps: a number in its place could be too
-large for the memory, which nobody has measured yet."""
 FORMAT = 1
 """Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
@@ -69,7 +60,7 @@ def train_teacher_if_missing(run: Run) -> list[str]:
     from_files = what_files_say(run.config, run.overrides)
     run.change(from_files)
     source = None if run.splits is None else run.splits.source
-    trained = train_teacher_first(run.config, run.overrides, run.trusted, source)
+    trained = train_teacher_first(run.config, run.trusted, source)
     run.change(trained)
     words = []
     for key, value in trained.items():
@@ -79,19 +70,14 @@ def train_teacher_if_missing(run: Run) -> list[str]:
 
 def train_teacher_first(
     config: dict[str, Any],
-    typed: Iterable[str],
     trusted: Trust,
     source: Source | None = None,
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where the teacher has
     weights (a checkpoint, ``pretrained``), or no recipe, and of a run with several teachers.
 
-    They may hold a smaller ``data.batch_size`` too; of a run without a teacher that alone
-    (:func:`_smaller_batch`).
-
     Args:
         config: the run's settings, resolved.
-        typed: ``key=value`` items of the command line.
         trusted: what the user trusts beside the list of classes.
         source: of the run's pictures, where these were listed already.
 
@@ -105,14 +91,6 @@ def train_teacher_first(
     checkpoint = teacher.get("checkpoint")
     given = checkpoint not in (None, TRAIN)
     _check_recipe(teacher, given)
-    is_typed = any(item.startswith("data.batch_size=") for item in typed)
-    if not teachers_in(config["model"]):
-        # pictures in an object store are not listed twice
-        if is_typed or not _is_fine_tuning(config) or _is_in_a_store(config):
-            return {}
-        if source is None:
-            source = data_of(config, trusted).source
-        return _smaller_batch(config, _training_pictures(config, source))
     if not recipe or given or (teacher["pretrained"] and checkpoint != TRAIN):
         return {}
     if source is None:
@@ -133,21 +111,17 @@ def train_teacher_first(
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
         items.append(f"model.task={json.dumps(task)}")
-    # few pictures or little memory: that holds for the teacher too, which one process trains
-    pictures = _training_pictures(config, source)
-    of_teacher = _batch(config) if is_typed else _with_steps(_batch(config), pictures)
-    if of_teacher < _batch(as_its_recipe_says):
-        items.append(f"data.batch_size={of_teacher}")
+    batch = config["data"]["batch_size"]
+    if isinstance(batch, int) and batch < as_its_recipe_says["data"]["batch_size"]:
+        items.append(f"data.batch_size={batch}")  # little memory: that holds for the teacher too
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
     items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
     own = settings_of(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_downloadable(backbone["arch"], "model.teacher.backbone")
-    fewer = {} if is_typed else _smaller_batch(config, pictures)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero(), limits)
     return {
-        **fewer,
         "model.teacher.checkpoint": str(trained),
         "model.teacher.backbone": None,  # it has done its part
         "model.teacher.checkpoint_key": None,  # of the backbone's file
@@ -171,75 +145,6 @@ def _check_recipe(teacher: Mapping[str, Any], given: bool) -> None:
         raise UserError(
             "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
         )
-
-
-def _is_fine_tuning(config: Mapping[str, Any]) -> bool:
-    """Whether a new run trains weights on that are trained already."""
-    student = config["model"]["student"]
-    return bool(not config["resume"] and (student["pretrained"] or student["checkpoint"]))
-
-
-def _is_in_a_store(config: Mapping[str, Any]) -> bool:
-    """Whether a URL is among the arguments of the run's source."""
-    arguments_of_source = config["data"]["source"].get("init_args") or {}
-    return any(isinstance(place, str) and is_url(place) for place in arguments_of_source.values())
-
-
-def _smaller_batch(config: Mapping[str, Any], pictures: int) -> dict[str, Any]:
-    """The batch size of each process where the run has few training pictures, which is said; empty where it stays.
-
-    An epoch of a single step moves trained weights too far (80 pictures in batches of 64: from a fitted classifier's 86 %
-    to chance; in batches of 16 up to 90 %).
-
-    Args:
-        config: the run's settings, resolved; all its processes share the pictures.
-        pictures: that it trains on.
-    """
-    asked = _batch(config)
-    size = _with_steps(asked, pictures // processes_asked_for(config["trainer"]))
-    if size >= asked:
-        return {}
-    if is_rank_zero():
-        shown = "auto" if math.isinf(asked) else asked
-        print(
-            f"data.batch_size: {size} in place of {shown}, for {pictures} training pictures",
-            flush=True,
-        )
-    return {"data.batch_size": size}
-
-
-def _training_pictures(config: Mapping[str, Any], source: Source) -> int:
-    """How many labelled pictures the run trains on: those of the source, less those that are held out for validation."""
-    targets = source.load("train").targets
-    if source.has("val"):
-        return len(targets)
-    return len(targets) - len(held_out(targets, config["data"]["val_fraction"], config["seed"]))
-
-
-def _with_steps(size: float, pictures: int) -> float:
-    """The batch size with which an epoch has :data:`LEAST_STEPS` batches at least: as given, else a smaller power of two.
-
-    The power is 4 at least, so that of a larger size fewer than 32 pictures have fewer batches; 4 or less stays as it is.
-    That an optimizer's step may take several batches (``trainer.accumulate_grad_batches``) does not count.
-
-    Args:
-        size: pictures of a batch on one process; infinite for ``auto``, which stays where there are pictures enough for
-            :data:`AUTO_STAYS`.
-        pictures: that one process trains on in an epoch.
-    """
-    most = AUTO_STAYS if math.isinf(size) else size
-    enough = LEAST_STEPS * most
-    if size <= 4 or pictures >= enough:
-        return size
-    largest = max(1, pictures // LEAST_STEPS)
-    power = int(math.log2(largest))
-    return 2 ** max(2, power)
-
-
-def _batch(config: Mapping[str, Any]) -> float:
-    """The batch size in settings; infinite for ``auto``."""
-    size = config["data"]["batch_size"]
-    return size if isinstance(size, int) else math.inf
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:

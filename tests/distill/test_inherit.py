@@ -60,8 +60,14 @@ def test_a_pair_that_does_not_fit_is_refused_before_anything_is_read(
     assert "preflight" not in said.out + said.err
 
 
-def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``inherit=auto``: another kind of student starts from random weights, at its rate; a refusal names it."""
+def test_a_recipe_bends_to_its_student(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``inherit=auto``: another kind of student starts from random weights, at its rate; a refusal names it. One that is
+    larger than its teacher is reported, and timm's weights are no tip where they can't be had.
+    """
+    reachable = iter([True, False])
+    monkeypatch.setattr("kd.distill.student.is_downloadable", lambda arch: next(reachable))
     cnn = [
         "model.student.arch=test_resnet.r160_in1k",
         "model.student.kwargs={}",
@@ -84,22 +90,25 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
         f"starts from random weights, not from the teacher's layers {reason}model.student.pretrained=true"
         in said
     )
+    assert "M parameters, more than its teacher vit_tiny_patch16_224" in said
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
+    assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
+    assert "model.student.pretrained" not in capsys.readouterr().out
     assert train_main([*items, *cnn, "model.student.inherit=true"]) == 2
     assert (
         "model.student.inherit=auto trains such a student without them" in capsys.readouterr().err
     )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto"]) == 0
-    assert (student(1)["start"], student(1)["lr"]) == ("inherited", 0.001)
+    assert (student(2)["start"], student(2)["lr"]) == ("inherited", 0.001)
     assert "random weights" not in capsys.readouterr().out
-    weights = f"model.student.checkpoint={students / '001'}"
+    weights = f"model.student.checkpoint={students / '002'}"
     assert train_main([*items, "model.student.inherit=true", weights]) == 2
     assert (
         "inherit: true would overwrite the weights of model.student.checkpoint"
         in capsys.readouterr().err
     )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto", weights]) == 0
-    assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
+    assert (student(3)["start"], student(3)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
 

@@ -7,19 +7,15 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from safetensors.torch import save_file
 
 from kd.cli import train_main
-from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.run import train_first
-from kd.run.resolve import resolve
-from kd.run.train_first import _smaller_batch, _training_pictures, _with_steps, trained_teacher
-from kd.run.trust import Trust
+from kd.run.train_first import trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
@@ -185,50 +181,13 @@ def test_a_trial_run_trains_a_trial_teacher(
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "pictures", "expected"), [
-    (64, 48, 4), (64, 500, 32), (float("inf"), 500, 32), (8, 64, 8), (6, 48, 6), (4, 20, 4), (2, 10, 2), (6, 20, 4),
-    (float("inf"), 100_000, float("inf")),
-])  # fmt: skip
-def test_a_batch_is_lowered_for_the_steps_of_an_epoch_and_never_raised(
-    size: float, pictures: int, expected: float
-) -> None:
-    assert _with_steps(size, pictures) == expected
-
-
-ONE_CPU = {"devices": 1, "num_nodes": 1, "accelerator": "cpu"}
-
-
-@pytest.mark.parametrize(("trainer", "expected"), [
-    ({}, 64), ({"devices": 2}, 32), ({"devices": [0, 3]}, 32), ({"devices": "0,1"}, 32),
-    ({"devices": 8}, 8), ({"devices": 2, "num_nodes": 4}, 8), ({"devices": "auto"}, 64),
-])  # fmt: skip
-def test_all_processes_share_the_pictures_of_an_epochs_steps(
-    trainer: dict[str, Any], expected: int
-) -> None:
-    config = {"data": {"batch_size": 64}, "trainer": ONE_CPU | trainer}
-    assert _smaller_batch(config, 1000).get("data.batch_size", 64) == expected
-
-
-def test_held_out_pictures_make_no_steps(pictures: Path) -> None:
-    """The folder's 64 pictures of 4 classes, without and with validation pictures of their own."""
-    config = {"data": {"val_fraction": 0.5}, "seed": 0}
-    assert _training_pictures(config, ImageFolder(str(pictures / "train"))) == 24
-    assert _training_pictures(config, ImageFolder(str(pictures))) == 48
-
-
-def test_a_batch_in_place_of_auto_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"data": {"batch_size": "auto"}, "trainer": ONE_CPU}
-    assert _smaller_batch(config, 500) == {"data.batch_size": 32}
-    assert "32 in place of auto, for 500" in capsys.readouterr().out
-
-
 def test_photos_of_few_pictures_has_steps_enough(
     tmp_path: Path,
     pictures: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """48 pictures are fewer than the recipe's batch; a batch that was typed stays."""
+    """48 pictures are fewer than the recipe's batch: a typed one is the teacher's too; its own run makes others smaller."""
     asked: list[list[str]] = []
     monkeypatch.setattr(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
@@ -243,10 +202,8 @@ def test_photos_of_few_pictures_has_steps_enough(
             )
             == 2
         )
-    assert ["data.batch_size=4" in asked[0], "data.batch_size=12" in asked[1]] == [True, True]
-    first = "photos: loading torch, pictures and teacher ...\n"
-    smaller = "data.batch_size: 4 in place of 64, for 48 training pictures\n"
-    assert capfd.readouterr().out == f"{first}{smaller}{first}"
+    typed = [[word for word in words if word.startswith("data.batch_size=")] for words in asked]
+    assert typed == [[], ["data.batch_size=12"]]
 
 
 def test_a_teacher_that_is_trained_first_learns_the_runs_task(
@@ -400,49 +357,3 @@ def test_a_teacher_trained_anew_is_as_good_as_the_one_that_ships(tmp_path: Path)
     summary = json.loads((tmp_path / "foodtag_teacher" / "000" / "summary.json").read_text())
     error = (shipped * (1 - shipped) / summary["data"]["val"]) ** 0.5
     assert abs(summary["student"]["best_val"]["acc1"] - shipped) < 2 * error
-
-
-def test_few_pictures_make_smaller_batches_of_a_fine_tuning(
-    pictures: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An epoch of a single step would undo what the weights have learnt; from random weights nothing changes."""
-    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, recipe="own", data__batch_size=32)
-    arch = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
-    tuned = f"model.student={json.dumps(arch)}"
-    line = "data.batch_size: 4 in place of 32, for 48 training pictures\n"
-    for items, expected in (
-        ([tuned], (True, 4)),
-        ([tuned, "data.batch_size=32"], (False, 32)),
-        ([], (False, 32)),
-    ):
-        assert train_main([f"recipe={recipe}", "trainer.max_epochs=1", *items]) == 0
-        is_said = line in capsys.readouterr().out
-        config = yaml.safe_load((tmp_path / "runs/own/latest/config.yaml").read_text())
-        assert (is_said, config["data"]["batch_size"]) == expected
-
-
-def test_a_resumed_fine_tuning_keeps_its_batch(
-    pictures: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A typed size is not typed again with ``resume=``; so it is with a teacher's training that was stopped."""
-    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, recipe="own")
-    arch = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
-    items = [f"recipe={recipe}", f"model.student={json.dumps(arch)}", "data.batch_size=16"]
-    assert train_main([*items, "trainer.max_epochs=1"]) == 0
-    run = tmp_path / "runs" / "own" / "000"
-    assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
-    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["batch_size"] == 16
-    assert "in place of" not in capsys.readouterr().out
-
-
-def test_several_teachers_change_no_batch(pictures: Path, teacher: Path) -> None:
-    """A run with teachers keeps its batch, whether it has one or several; without any, few pictures lower it."""
-    one = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
-    source = {"class_path": "ImageFolder", "init_args": {"root": str(pictures)}}
-    recipe = {"model": {"student": one}, "data": {"source": source, "batch_size": 32}}
-    for teachers, expected in (
-        ({"model.teacher": one}, {}),
-        ({"model.teachers": {"a": one, "b": one}}, {}),
-        ({}, {"data.batch_size": 4}),
-    ):
-        assert train_first.train_teacher_first(resolve([recipe, teachers]), [], Trust()) == expected

@@ -227,6 +227,5 @@ def _teacher_of_all(plan: SearchPlan) -> list[str]:
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
     if searched or not teachers_in(plan.config["model"]):
         return []
-    typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
-    found = train_teacher_first(plan.config, typed, plan.trusted)
+    found = train_teacher_first(plan.config, plan.trusted)
     return [f"{key}={value or 'null'}" for key, value in found.items()]
