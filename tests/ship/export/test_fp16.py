@@ -242,6 +242,10 @@ FAST = ("convnextv2_atto", "vit_tiny_patch16_224")
 """A norm of rows and columns, a norm of channels with a Gelu."""
 
 
+RECURRENT = {"LSTM"}
+"""In no table: what one sums inside is not known, so it stays in float32 (timm's Sequencer)."""
+
+
 def families() -> list[Any]:
     """The smallest model of each of timm's files, as its name tells; the fast ones first."""
     from timm.models._registry import _module_to_models
@@ -285,7 +289,8 @@ def test_each_operation_of_each_family_is_in_a_table(arch: str) -> None:
         pytest.skip(f"can't be exported: {type(error).__name__}")
     assert program is not None
     graph = program.model_proto.graph
-    assert {n.op_type for n in graph.node if not fp16.is_proven(n)} == set()
+    in_float32 = {n.op_type for n in graph.node if not fp16.is_proven(n)}
+    assert in_float32 <= RECURRENT
     assert not program.model_proto.functions
 
 
