@@ -23,7 +23,6 @@ from kd.launch.sagemaker import tell_failure
 from kd.machine import cache_dir, is_about_cache
 from kd.run.options import options_help, read
 from kd.run.request import translate
-from kd.run.shorthand import as_typed
 from kd.run.streams import quiet_libraries, unbroken_output
 from kd.storage.shown import on_terminal
 
@@ -102,7 +101,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
         return 0 if "help" in request.flags else 2
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):
-            message = as_typed(str(error), argv)
+            message = str(error)
             if trains_teacher():
                 message = with_outer_keys(message)
             # a message may quote a name from a file

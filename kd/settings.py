@@ -17,9 +17,10 @@ from kd.config.kinds import (
     TimeLimit,
     TimmName,
     checked_group,
+    group_of,
     refused,
 )
-from kd.config.parts import class_of
+from kd.config.parts import class_of, keys_in, table
 from kd.config.suggest import near
 from kd.errors import REFUSED_LOSSES, UserError
 
@@ -791,8 +792,8 @@ class MonitorSettings(Checked):
 
 
 @checked_group
-class TrainerSettings(Checked):
-    """What a run says of Lightning's Trainer beyond its own signature: other defaults, ranges, allowed words."""
+class TrainerSettings(group_of("Trainer", [*keys_in(table()["trainer"]).values()])):  # type: ignore[misc]
+    """Lightning's Trainer: its own arguments, and what a run says of them: other defaults, ranges, allowed words."""
 
     logger: Annotated[Any, AnyClass("logger")] = (
         False  # RunFolder adds metrics.csv; others by trainer.logger

@@ -109,7 +109,7 @@ _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
     "kd.models.hugging_face.HuggingFaceBuilder": "path: str | None, config: dict",
-    "kd.strategies.ddp.DDP": "backend: str | None, module: str | None, "
+    "kd.strategies.ddp.DDP": "backend: str | None, "
     f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",
     "kd.strategies.ddp.SMDDPStrategy": _TORCH_DDP,
     "kd.strategies.fsdp.FSDP": _GROUP,
@@ -172,13 +172,6 @@ FIELDS = {
 }
 """Class path -> its arguments as Python writes them in a signature, with types and without defaults: those of classes of
 other packages, and of ours that take ``**kwargs``. Those of all others are in their source."""
-
-FROM_ELSEWHERE = {
-    "kd.strategies.ddp.DDP": {
-        "module": "Literal['smdistributed.dataparallel.torch.torch_smddp'] | None"
-    },
-}
-"""Arguments whose value is imported, and what a file from elsewhere may give them; the user may give any."""
 
 OF_A_RUN = {
     "pytorch_lightning.loggers.CSVLogger": {"save_dir": "RUN"},
@@ -276,8 +269,6 @@ def written(path: str) -> dict[str, dict[str, str]]:
         found[name] = {"type": kind, "text": ""}
         if name in OF_A_RUN.get(path, {}):
             found[name]["default"] = repr(OF_A_RUN[path][name])
-        if name in FROM_ELSEWHERE.get(path, {}):
-            found[name]["from_elsewhere"] = FROM_ELSEWHERE[path][name]
     return found
 
 

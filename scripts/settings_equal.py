@@ -143,10 +143,10 @@ def stop_at_settings() -> None:
         check_read(request, config)
         notes[:] = request.notes
 
-    def needs(config: Mapping[str, Any], overlays: list[str]) -> None:
+    def needs(config: Mapping[str, Any], *more: object) -> None:
         answer: dict[str, Any] = {"settings": config, "notes": [*notes], "then": ""}
         try:
-            check_needs(config, overlays)
+            check_needs(config, *more)
         except UserError as error:
             answer["then"] = str(error)
         raise Reached(answer)
@@ -172,8 +172,8 @@ def cases(names: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
         yield {"door": "train", "words": [recipe, *overlay, *words]}
     for recipe, word in product(recipes, re.findall(r"[^;\n]+", WRONG)):
         yield {"door": "train", "words": [recipe, word]}
-    for recipe, extra in product(recipes, ["", "=skip_null"]):
-        yield {"door": "print", "words": [recipe, f"--print_config{extra}"]}
+    for recipe in recipes:
+        yield {"door": "print", "words": [recipe, "--print_config"]}
     for recipe, values in product(names["recipes"], VALUES):
         yield {"door": "python", "recipe": recipe, "values": values}
     for run, words in product(RUNS, sets):

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from kd.config import parts as listed
+from kd.config.kinds import read
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.build import arguments_of, built, data_of, task_of, teacher_specs
@@ -259,7 +260,7 @@ def try_files(trial: Trial, classes: list[str]) -> None:
 
 def try_parser(trial: Trial) -> None:
     """What the parser, and what builds, do where the check of files lets something through."""
-    of_classes = [key for key in places() if keys.kind_at(key)]
+    of_classes = [key for key in places() if read(keys.declared(key)).part]
     for number, key in enumerate(of_classes):
         for value in forms(NAMED[number % len(NAMED)])[:3]:
             trial.parsed(key, value)

@@ -12,9 +12,9 @@ import yaml
 
 from kd.cli import train_main
 from kd.config import parts as listed
+from kd.config.suggest import words
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.checks import READERS
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes
 from scripts.house import tree_of
@@ -57,7 +57,8 @@ def test_every_setting_says_where_it_is_read() -> None:
 
 def test_what_decides_is_a_setting() -> None:
     known = set(keys.schema()) | {"model.teachers.a.cache"}
-    for pattern, _, switches, _ in READERS:
+    for idle in words()["idle"]:
+        pattern, switches = idle["settings"], idle["of"]
         named = [
             found
             for name in [*known, *keys_of_classes([])]

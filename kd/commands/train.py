@@ -12,13 +12,11 @@ from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job, log_nccl
 from kd.run import keys
-from kd.run.files import as_yaml
 from kd.run.needs import check_downloads, check_named, check_needs
 from kd.run.options import read
 from kd.run.paths import SETTINGS, listed, listing, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
-from kd.run.resolve import without_nulls
 from kd.run.run import Run
 from kd.settings import teachers_in
 from kd.storage.mirror import Mirror
@@ -46,7 +44,7 @@ kd-train: trains a small, fast student from a big vision model.
   --keys [PART]     every setting, or those with PART in their names; with recipe=, data.source=, ... those of
                     its classes too
   --help GROUP      the settings of a group: --help data.augment
-  --print_config    the resolved settings; saved to a file they can be run again (--print_config=skip_null: fewer)
+  --print_config    the resolved settings; saved to a file they can be run again
   --version         kd's version
 
 Often used keys:
@@ -104,11 +102,7 @@ def run(request: Request) -> int:
         _join_cluster(request)
         resumed_by(request)
         run = Run.of(request)
-        if request.about == "skip_null":
-            tree = without_nulls(run.written)
-        else:
-            tree = run.written
-        print(as_yaml(tree), end="")
+        print(run.as_yaml(), end="")
         return 0
     cluster = recognise()
     check_secret(cluster)
@@ -158,7 +152,7 @@ def to_train(request: Request) -> Run:
     resumed = resumed_by(request, together)
     run = Run.of(request)
     request.check_read(run.config)
-    check_needs(run.config, request.overlays)
+    check_needs(run.config)
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
         trainer = run.config["trainer"]
@@ -191,7 +185,6 @@ def to_train(request: Request) -> Run:
     mirror = None
     if is_url(run.place.runs_dir):
         mirror = Mirror(run.place.runs_dir, "runs_dir")
-    run.recipe_lr = request.recipe_lr()
     from kd.run.build import build
 
     build(run, cluster, run.place.marker)

@@ -1,17 +1,19 @@
 """Types of settings: what each takes, as YAML and a command line write it, and what is said of a value that it refuses.
 
-A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, Range("> 0")]``, ``dict[str, Any]``.
-:mod:`kd.settings` and the arguments of classes (:mod:`kd.config.parts`) are made of these; pydantic checks values by them.
+A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, Range("> 0")]``, ``dict[str, Any]``;
+:func:`read` says what it is made of. :mod:`kd.settings` and the arguments of classes (:mod:`kd.config.parts`) are groups of
+these; pydantic checks values by them.
 """
 
 import dataclasses
 import operator
 import re
 import sys
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -32,13 +34,14 @@ import pydantic.dataclasses
 from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
+    PlainValidator,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     WrapValidator,
     field_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from kd.config.suggest import near, timm_names
 from kd.errors import UserError
@@ -54,6 +57,7 @@ description."""
 TAKE_WORDS = ("strategy", "profiler", "plugin", "logger", "schedule")
 """Kinds of classes whose settings also take Lightning's words (ddp, simple, gpu), or a truth value."""
 TYPES: dict[object, str] = {
+    Any: "any value",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -76,9 +80,14 @@ class PartChecker(Protocol):
         ...
 
 
+# -- marks of types --------
+
+
 @dataclasses.dataclass(frozen=True)
 class AnyClass:
-    """Marks the type of a setting or an argument that takes a class by its path."""
+    """Marks the type of a setting or an argument that takes a class by its path; the context of a validation checks the
+    class's node (``part(node, kind)``), without one it is an object already.
+    """
 
     kind: str
     """What it takes: ``loss``, ``source``, ..."""
@@ -86,34 +95,16 @@ class AnyClass:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """A class's node is checked by the context of the validation; without one, it is an object already."""
+        """The check of a node."""
 
         def node(value: object, info: ValidationInfo) -> object:
             return info.context.part(value, self.kind) if info.context else value
 
-        return core_schema.with_info_plain_validator_function(node)
-
-
-class Duration:
-    """A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds; it stays as it is written."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Takes what is one (:func:`duration`), but for a truth value."""
-
-        def written(value: object) -> object:
-            if isinstance(value, bool):
-                raise ValueError("no duration")
-            duration(value)
-            return value
-
-        return core_schema.no_info_plain_validator_function(written)
+        return handler(Annotated[Any, PlainValidator(node)])
 
 
 def duration(value: object) -> timedelta:
-    """The time that a :class:`Duration` says.
+    """The time that a :data:`Duration` says.
 
     Raises:
         ValidationError: pydantic's, for any other value.
@@ -123,7 +114,17 @@ def duration(value: object) -> timedelta:
     return TypeAdapter(timedelta).validate_python(value)
 
 
-TYPES[Duration] = "a duration (0:30:00, or seconds)"
+def _written(value: object) -> object:
+    """A duration as it is written; raises where it is none."""
+    if isinstance(value, bool):
+        raise ValueError("no duration")
+    duration(value)
+    return value
+
+
+Duration: TypeAlias = Annotated[timedelta, PlainValidator(_written)]
+"""A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds; it stays as it is written."""
+TYPES[timedelta] = "a duration (0:30:00, or seconds)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +149,11 @@ class Range:
         elif isinstance(value, list | tuple):
             several = value
         numbers = [one for one in several if isinstance(one, int | float)]
-        for part in self.text.split(" and "):
-            sign, limit = part.split()
-            compare = COMPARED[sign]
-            if not all(compare(number, float(limit)) for number in numbers):
-                return f"must be {self.text}"
-        return ""
+        bounds = [part.split() for part in self.text.split(" and ")]
+        are_inside = all(
+            COMPARED[sign](number, float(limit)) for sign, limit in bounds for number in numbers
+        )
+        return "" if are_inside else f"must be {self.text}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,66 +220,122 @@ TimeLimit: TypeAlias = Annotated[
 """As Lightning's Timer takes it: a text, or ``timedelta``'s arguments by name."""
 
 
-def parts_of(kind: object) -> Iterator[Any]:
-    """What a type is made of: the members of unions, also of those in it, and the marks of ``Annotated``; of what a
-    container holds nothing.
+# -- what a type is made of --------
 
-    >>> [*parts_of(Annotated[int, Range("> 0")] | list[float] | None)]
-    [<class 'int'>, Range(text='> 0'), list[float], <class 'NoneType'>]
+
+@dataclasses.dataclass(frozen=True)
+class TypeParts:
+    """What a type is made of."""
+
+    types: tuple[Any, ...]
+    """The members of unions, also of unions in them, without marks; of what a container holds nothing."""
+    limits: tuple[Limit, ...]
+    """All limits, also of what a container holds."""
+    part: str | None
+    """The kind of class that it takes, alone, in a union or in a list; None: none, or several by name."""
+    group: type | None
+    """The group of settings that it takes."""
+    entries: Any
+    """The type of what a dict holds; ``Any`` where nothing is said of it."""
+    items: Any
+    """Likewise of a list."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it takes settings by their names."""
+        return bool(self.group or {dict, Any} & {get_origin(one) or one for one in self.types})
+
+    def below(self, name: str) -> object:
+        """The type of what it holds under a name; None where a group has no such field."""
+        if self.group is None:
+            return self.entries
+        key = fields(self.group).get(name)
+        return key.kind if key else None
+
+    @property
+    def words(self) -> list[object]:
+        """The words (members of ``Literal``) that it takes; those of a container's entries are none of its own."""
+        return [word for one in self.types if get_origin(one) is Literal for word in get_args(one)]
+
+    @property
+    def allowed(self) -> list[str]:
+        """The words that it takes, for a suggestion: of each ``Literal``, and those of its limits."""
+        words = [str(word) for word in self.words]
+        for limit in self.limits:
+            words += getattr(limit, "words", [])
+        return words
+
+    @property
+    def text(self) -> str:
+        """What it takes, in words: ``a whole number or one of auto``; null in a union is left out."""
+        words = []
+        for one in self.types:
+            plain = get_origin(one) or one
+            if plain is Literal:
+                word = f"one of {', '.join(dict.fromkeys(map(str, get_args(one))))}"
+            elif plain is tuple and ... not in get_args(one):
+                word = f"a list of {len(get_args(one))}"
+            elif plain is Any and self.part is not None:
+                word = "a class"
+            else:
+                word = TYPES.get(plain) or getattr(plain, "__name__", str(plain))
+            words += [word] if one is not NoneType else []
+        return " or ".join(dict.fromkeys(words))
+
+    @property
+    def shown(self) -> str:
+        """The type in words, with its ranges: ``a number or null > 0``."""
+        null = " or null" if NoneType in self.types else ""
+        return " ".join([self.text + null, *(limit.text for limit in self.limits if isinstance(limit, Range))])  # fmt: skip
+
+
+READ: dict[int, tuple[object, TypeParts]] = {}
+"""Types that were read, by their identity: ``int | str`` equals ``str | int``, but not in words."""
+
+
+def read(kind: object) -> TypeParts:
+    """What a type is made of; read once.
+
+    >>> read(Annotated[int, Range("> 0")] | list[float] | None).types
+    (<class 'int'>, list[float], <class 'NoneType'>)
     """
-    if get_origin(kind) in (Union, UnionType, Annotated):
-        for part in get_args(kind):
-            yield from parts_of(part)
+    if id(kind) in READ:
+        return READ[id(kind)][1]
+    types = tuple(_members(kind))
+    held = {}
+    for one in types:
+        if get_args(one):
+            held[get_origin(one)] = get_args(one)[-1]
+    entries = held.get(dict, Any)
+    items = held.get(list, Any)
+    group = next((one for one in types if dataclasses.is_dataclass(one)), None)
+    marks = [*_marks(kind)]
+    limits = tuple(mark for mark in marks if isinstance(mark, Limit))
+    by_name = [*map(id, _marks(entries))]
+    part = None
+    for mark in reversed(marks):
+        if isinstance(mark, AnyClass) and id(mark) not in by_name:
+            part = mark.kind
+    READ[id(kind)] = kind, TypeParts(types, limits, part, group, entries, items)
+    return READ[id(kind)][1]
+
+
+def _members(kind: object) -> Iterator[Any]:
+    """The types in a union, of one that is marked the type itself."""
+    if get_origin(kind) is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif get_origin(kind) in (Union, UnionType):
+        for one in get_args(kind):
+            yield from _members(one)
     else:
         yield kind
 
 
-def plain_members(kind: object) -> list[Any]:
-    """The types of a union without their limits, also of unions in it.
-
-    >>> plain_members(Annotated[int, Range("> 0")] | list[float])
-    [<class 'int'>, list[float]]
-    """
-    return [part for part in parts_of(kind) if not isinstance(part, AnyClass | Limit)]
-
-
-def marks_in(kind: object) -> Iterator[Any]:
+def _marks(kind: object) -> Iterator[Any]:
     """All marks in a type, also of what its containers hold."""
     yield from getattr(kind, "__metadata__", ())
-    for part in get_args(kind):
-        yield from marks_in(part)
-
-
-def words_in(kind: object) -> list[object]:
-    """The words (members of ``Literal``) that a type takes; those of a container's entries are none of its own."""
-    literals = [part for part in parts_of(kind) if get_origin(part) is Literal]
-    return [word for literal in literals for word in get_args(literal)]
-
-
-def inner_kind(kind: object, container: type) -> object:
-    """The type of what a dict or list holds (``container``: which of the two); ``Any`` where nothing is said of it."""
-    for part in parts_of(kind):
-        if get_origin(part) is container and get_args(part):
-            return get_args(part)[-1]
-    return Any
-
-
-def class_in(kind: object) -> AnyClass | None:
-    """The mark of a type that takes a class (:class:`AnyClass`), alone or in a union or container; else None."""
-    return next((mark for mark in marks_in(kind) if isinstance(mark, AnyClass)), None)
-
-
-def group_in(kind: object) -> type | None:
-    """The group of settings that a type takes; None where it takes none."""
-    groups = (p for p in parts_of(kind) if isinstance(p, type) and dataclasses.is_dataclass(p))
-    return next(groups, None)
-
-
-def shown(kind: object) -> str:
-    """A type in words, with its ranges: ``a number or null > 0``."""
-    ranges = [limit.text for limit in limits(kind) if isinstance(limit, Range)]
-    null = " or null" if NoneType in plain_members(kind) else ""
-    return " ".join([in_words(kind) + null, *ranges])
+    for one in get_args(kind):
+        yield from _marks(one)
 
 
 # -- a value and its type --------
@@ -292,42 +348,41 @@ def check(kind: object, value: object, handler: Handler, parts: PartChecker | No
         kind: the setting's type.
         value: as it is given.
         handler: pydantic's check of the type.
-        parts: checks classes; None: a class is an object already.
+        parts: checks classes (:class:`AnyClass`); None: a class is an object already.
 
     Raises:
         ValueError: the type refuses it; the text follows the setting's key.
         ValidationError: something below it is refused.
     """
-    mark = class_in(kind)
-    if parts is not None and mark and inner_kind(kind, dict) is Any:
-        takes_any = value is None or mark.kind in TAKE_WORDS
+    of = read(kind)
+    if parts is not None and of.part is not None:
+        takes_any = value is None or of.part in TAKE_WORDS
         if isinstance(value, Mapping | list) or not takes_any:
-            return parts.part(value, mark.kind)
-    words = allowed_words(kind)
+            return parts.part(value, of.part)
     try:
-        checked = handler(spelled(kind, value))
+        checked = handler(spelled(of, value))
     except ValidationError as error:
-        kinds = [part for part in plain_members(kind) if part is not NoneType]
-        if group_in(kind) or (len(kinds) == 1 and error.errors()[0]["loc"]):
+        alone = len(of.types) - (NoneType in of.types) == 1
+        if of.group or (alone and error.errors()[0]["loc"]):
             raise
-        problem = "can't be null" if value is None else f"must be {in_words(kind)}, got '{value}'"
-        raise ValueError(problem + near(value, words)) from error
-    for limit in limits(kind):
+        problem = "can't be null" if value is None else f"must be {of.text}, got '{value}'"
+        raise ValueError(problem + near(value, of.allowed)) from error
+    for limit in of.limits:
         problem = limit.refuses(checked)
         if problem:
             got = f"'{value[:80]}'" if isinstance(value, str) else value
-            raise ValueError(f"{problem}, got {got}{near(value, words)}")
+            raise ValueError(f"{problem}, got {got}{near(value, of.allowed)}")
     return checked
 
 
-def spelled(kind: object, value: object) -> object:
+def spelled(of: TypeParts, value: object) -> object:
     """A value as Python writes it: YAML 1.1 reads the words ``on`` and ``off`` as truth values, which are no numbers.
 
     Raises:
         ValidationError: a truth value where the type takes none, or a number or a text in the place of one.
     """
-    types = {get_origin(part) or part for part in plain_members(kind)}
-    words = words_in(kind)
+    types = {get_origin(one) or one for one in of.types}
+    words = of.words
     if Any in types or type(value) in types or any(value is word for word in words):
         return value
     if isinstance(value, bool):
@@ -347,43 +402,6 @@ def refused(name: str, problem: str) -> ValidationError:
     return ValidationError.from_exception_data("", [{"type": error, "loc": place, "input": None}])
 
 
-def in_words(kind: object) -> str:
-    """What a type takes, in words: ``a whole number or one of auto``; null in a union is left out."""
-    takes_class = any(isinstance(part, AnyClass) for part in parts_of(kind))
-    words: dict[str, None] = {}
-    for part in plain_members(kind):
-        plain = get_origin(part) or part
-        inside = get_args(part)
-        if part is NoneType:
-            continue
-        if plain is Any:
-            word = "a class" if takes_class else "any value"
-        elif plain is Literal:
-            values = dict.fromkeys(map(str, inside))
-            word = f"one of {', '.join(values)}"
-        elif plain is tuple and ... not in inside:
-            word = f"a list of {len(inside)}"
-        else:
-            name = getattr(plain, "__name__", str(plain))
-            word = TYPES.get(plain, name)
-        words[word] = None
-    return " or ".join(words)
-
-
-def allowed_words(kind: object) -> list[str]:
-    """The words that a type takes, for a suggestion: of each ``Literal``, and those of its limits."""
-    words = [str(word) for word in words_in(kind)]
-    for limit in limits(kind):
-        if isinstance(limit, Like | TimmName):
-            words += limit.words
-    return words
-
-
-def limits(kind: object) -> list[Limit]:
-    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also those in its parts; [] without any."""
-    return [mark for mark in marks_in(kind) if isinstance(mark, Limit)]
-
-
 @cache
 def adapter(kind: object) -> TypeAdapter[Any]:
     """Pydantic's check of a type, made once; :func:`problem_in` says what it refuses."""
@@ -395,13 +413,10 @@ def adapter(kind: object) -> TypeAdapter[Any]:
     return TypeAdapter(whole, config=CONFIG)
 
 
-def takes(kind: object, value: object) -> bool:
-    """Whether a type takes a value; yes where only the class that is built can tell."""
-    return not wrong(kind, value)
-
-
 def wrong(kind: object, value: object) -> str:
-    """What is wrong with a value of a type: "must be a number, got 'x'"; "" where it fits, and for ``${KEY}``."""
+    """What is wrong with a value of a type: "must be a number, got 'x'"; "" where it fits, where only the class that is
+    built can tell, and for ``${KEY}``.
+    """
     if "${" in str(value):
         return ""
     try:
@@ -422,14 +437,8 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
     Raises:
         UserError: it is one already.
     """
-    first, *others = error.errors()
-    for other in others:  # of a union the part that comes furthest
-        is_of_it = other["loc"][:1] == first["loc"][:1]
-        if is_of_it and len(other["loc"]) > len(first["loc"]):
-            first = other
-    names = [str(name) for name in first["loc"]]
-    names = [name for name in names if name != "float" and "[" not in name]
-    *above, last = names or [""]
+    first = error.errors()[0]
+    *above, last = map(str, first["loc"] or [""])
     place = ".".join(above)
     if first["type"] == "missing":
         return place, f"needs {last} ({last}=VALUE)"
@@ -438,8 +447,7 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
         raise mistake from error
     problem = str(mistake or first["msg"])
     if problem.startswith(("Input should ", "String should ")):
-        problem = f"must {problem.partition(' should ')[2]}"
-        problem = re.sub(", unable to .*", "", problem)
+        problem = re.sub(", unable to .*", "", f"must {problem.partition(' should ')[2]}")
         problem += f", got '{first['input']}'"
     if last.isdecimal():  # of a list
         return place, f"each {problem}"
@@ -449,22 +457,48 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
 # -- groups of settings --------
 
 
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One setting, or one argument of a class."""
+
+    name: str
+    """The whole key (``optim.lr``); of a class's argument, or a field of a group, its own name until it has a place."""
+    kind: Any
+    """Its type; ``Any`` where only the class that is built can tell."""
+    default: str
+    """As Python writes it; empty where it must be given."""
+    text: str
+    """What it means; "" where nothing is said."""
+
+    @property
+    def value(self) -> object:
+        """The default; a new object each time. None also where there is none (:attr:`default` is empty)."""
+        return literal_eval(self.default or "None")
+
+    @property
+    def type(self) -> str:
+        """The type as text, with its range: ``a number > 0``."""
+        return read(self.kind).shown
+
+
 @cache
-def kinds_of(group: type) -> dict[str, Any]:
-    """The types of a group's fields, by name."""
-    return get_type_hints(group, include_extras=True)
-
-
-def texts_of(group: type) -> dict[str, str]:
-    """What is written below each field of a group, by the field's name, in one line; "" where nothing is."""
+def fields(group: type) -> dict[str, Key]:
+    """The fields of a group that a user may give, by their names, in their order; what stands under one is its text."""
+    kinds = get_type_hints(group, include_extras=True)
+    found: dict[str, Key] = {}
     texts: dict[str, str] = {}
     bases: list[Any] = [*reversed(group.__mro__[:-1])]
-    for base in bases:  # a class knows those of its own fields alone
+    for base in bases:  # a class knows the text of its own fields alone
         for name, field in base.__pydantic_fields__.items():
-            words = (field.description or "").split()
-            text = " ".join(words)
-            texts[name] = text or texts.get(name, "")
-    return texts
+            text = field.description or base.__dataclass_fields__[name].metadata.get("text", "")
+            texts[name] = " ".join(text.split()) or texts.get(name, "")
+    for one in dataclasses.fields(cast(Any, group)):
+        default = "" if one.default is dataclasses.MISSING else repr(one.default)
+        factory: Any = one.default_factory
+        if factory is not dataclasses.MISSING:
+            default = "{}" if dataclasses.is_dataclass(factory) else repr(factory())
+        found[one.name] = Key(one.name, kinds[one.name], default, texts[one.name])
+    return found
 
 
 Group = TypeVar("Group", bound=type)
@@ -503,39 +537,31 @@ class Checked:
     @field_validator("*", mode="wrap")
     @classmethod
     def _check(cls, value: object, handler: Handler, info: ValidationInfo) -> Value:
-        return check(kinds_of(cast(Any, cls))[str(info.field_name)], value, handler, info.context)
+        return check(fields(cls)[str(info.field_name)].kind, value, handler, info.context)
 
 
-def group_of(
-    name: str,
-    kinds: Mapping[str, Any],
-    defaults: Mapping[str, Callable[[], Any]],
-    base: type = Checked,
-) -> type:
+def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:
     """A group of settings that is known by its fields.
 
     Args:
         name: of the class.
-        kinds: the fields' types, by name.
-        defaults: what makes the default of each field that has one.
-        base: a group, whose fields it has too.
+        keys: the fields.
+        all_known: a field without a default must be given; else it is None.
     """
-    body: dict[str, Any] = {"__annotations__": dict(kinds)}
-    body["__module__"] = __name__
-    for field in kinds:
-        factory: Any = defaults.get(field, dataclasses.MISSING)
-        declared = dataclasses.field(kw_only=True, default_factory=factory)
-        body[field] = declared
-    made = type(name, (base,), body)
-    return checked_group(made)
+    body: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
+    for key in keys:
+        body["__annotations__"][key.name] = key.kind
+        given: dict[str, Any] = {"default_factory": partial(literal_eval, key.default or "None")}
+        if all_known and not key.default:
+            given = {}
+        body[key.name] = dataclasses.field(kw_only=True, metadata={"text": key.text}, **given)
+    return checked_group(type(name, (Checked,), body))
 
 
 def as_tree(value: object) -> Value:
     """Groups as dicts of their fields, also in dicts and lists; any other value as it is."""
     if dataclasses.is_dataclass(value):
-        return {
-            field.name: as_tree(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+        return {one.name: as_tree(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {name: as_tree(inner) for name, inner in value.items()}
     if isinstance(value, list):

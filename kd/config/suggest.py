@@ -1,9 +1,9 @@
-"""Suggestions for an unknown key: up to three accepted keys, the likeliest first."""
+"""Suggestions for an unknown key or word: accepted ones, the likeliest first."""
 
 import difflib
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,43 +13,44 @@ MOST = 3
 """Suggestions in a message."""
 FILE = Path(__file__).with_name("words.json")
 """Words of other programs: ``keys`` (words -> our keys that may be meant, the likeliest first; ``{loss}`` in a key is each
-of the recipe's losses), ``needless`` (words that no setting replaces -> why), ``architecture`` (timm's arguments of an
-architecture, which go below ``kwargs``) and ``meant`` (words for these), ``optimizer`` (arguments of optimizers, below
+of the recipe's losses), ``needless`` (words or keys that no setting replaces -> why), ``architecture`` (timm's arguments of
+an architecture, which go below ``kwargs``) and ``meant`` (words for these), ``optimizer`` (arguments of optimizers, below
 ``optim.kwargs``), ``groups`` (a group -> the setting that a plain value in its place is meant for), ``values`` (setting ->
-word -> ours), ``reasons`` (setting -> value -> why a run can't use it)."""
+word -> ours), ``reasons`` (setting -> value -> why a run can't use it). And ``idle``: settings that others switch off, by
+a pattern of their keys; whether ``any``, ``all`` or ``none`` ``of`` the deciding settings must be on for something to read
+them (of none: nothing ever does); why."""
 
 
 @cache
 def words() -> dict[str, Any]:
-    """The content of :data:`FILE`, each word apart."""
+    """The content of :data:`FILE`, each word apart; in ``keys`` also arguments of architectures and optimizers."""
     table: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
-    synonyms: dict[str, list[str]] = {}
-    for several, keys in table["keys"].items():
+    keys: dict[str, list[str]] = {}
+    for several, names in table["keys"].items():
         for word in several.split():
-            of_word = synonyms.setdefault(word, [])
-            of_word.extend(keys)
-    needless = {}
-    for several, why in table["needless"].items():
-        for word in several.split():
-            needless[word] = why
-    table["keys"] = synonyms
-    table["needless"] = needless
-    table["architecture"] = table["architecture"].split()
-    table["optimizer"] = table["optimizer"].split()
+            keys.setdefault(word, []).extend(names)
+    for word in table["optimizer"].split():
+        keys[word] = [f"optim.kwargs.{word}"]
+    for word in table["architecture"].split():
+        argument = table["meant"].get(word, word)
+        keys[word] = [f"model.{{side}}.kwargs.{argument}"]
+    table["keys"] = keys
+    table["needless"] = {
+        word: why for several, why in table["needless"].items() for word in several.split()
+    }
     return table
 
 
-def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> list[str]:
-    """The accepted keys that ``key`` may mean.
+def suggest(key: str, accepted: Iterable[str]) -> list[str]:
+    """The accepted keys that ``key`` may mean, and those below ``kwargs``, which takes any.
 
-    The last part decides, whole or by its words (``mixup_alpha``): an accepted key that ends in it, a synonym, or
-    else one that is spelt alike. The words before it choose between those found (a student's key for a student's).
-    An argument of optimizers or of timm's architectures that no accepted key ends in is suggested below ``kwargs``.
+    The last part decides, whole or by its words (``mixup_alpha``: ``mixup_alpha``, ``alpha``, ``mixup``): a word of
+    :data:`FILE`, an accepted key that ends in it, or else one that is spelt alike. The words before it choose between those
+    found (a student's key for a student's).
 
     Args:
         key: what was given.
         accepted: all keys that would be taken.
-        losses: names of the recipe's distillation losses; empty: ``kd``.
 
     Returns:
         At most :data:`MOST`, the likeliest first; no accepted key is suggested for itself.
@@ -60,102 +61,64 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     ['model.student.kwargs.drop_path_rate']
     """
     known = list(accepted)
-    by_last_part: dict[str, list[str]] = {}
+    losses = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
+    side = "teacher" if "teacher" in key else "student"
+    meant: dict[str, list[str]] = {}
+    for word, keys in words()["keys"].items():
+        of_losses = [
+            name.format(loss=loss, side=side)
+            for name in keys
+            for loss in dict.fromkeys(losses or ["kd"])
+        ]
+        meant[word] = [name for name in of_losses if name in known or ".kwargs." in name]
     for name in known:
-        _, _, last_part = name.rpartition(".")
-        by_last_part.setdefault(last_part, []).append(name)
-    synonyms = _synonyms(known, list(losses) or ["kd"])
+        meant.setdefault(name.rpartition(".")[2], []).append(name)
 
     *above, last = key.lower().replace("-", "_").split(".")
-    if last in words()["optimizer"] and last not in by_last_part:
-        return [f"optim.kwargs.{last}"]
-    if last in words()["architecture"] and last not in by_last_part:
-        of_teacher = any("teacher" in part for part in [*above, last])
-        side = "teacher" if of_teacher else "student"
-        return [f"model.{side}.kwargs.{words()['meant'].get(last, last)}"]
-
-    candidates: list[str] = []
-    for run in _runs(last):
-        candidates = synonyms.get(run, []) + by_last_part.get(run, [])
-        if candidates:
-            break
+    parts = last.split("_")
+    count = len(parts)
+    runs = [
+        "_".join(parts[first : first + size])
+        for size in range(count, 0, -1)
+        for first in range(count - size, -1, -1)
+    ]
+    candidates: list[str] = next((meant[run] for run in runs if meant.get(run)), [])
     if not candidates:
-        words_known = [*by_last_part, *synonyms]
-        for word in difflib.get_close_matches(last, words_known, MOST, 0.75):
-            candidates += by_last_part.get(word, []) + synonyms.get(word, [])
+        near_words = difflib.get_close_matches(last, meant, MOST, 0.75)
+        candidates = [name for word in near_words for name in meant[word]]
     if not candidates:
         candidates = difflib.get_close_matches(key, known, 1, 0.75)
 
     # of several the ones whose groups the key names too: a student's key for a student's
-    context = {*above, *last.split("_")}
-    shared = {}
-    for name in candidates:
-        *groups, _ = name.split(".")
-        shared[name] = len(context.intersection(groups))
+    context = {*above, *parts}
+    shared = {name: len(context.intersection(name.split(".")[:-1])) for name in candidates}
     most_shared = max(shared.values(), default=0)
-    nearest = []
-    for name, count in shared.items():
-        if count == most_shared and name != key:
-            nearest.append(name)
-    return nearest[:MOST]
+    return [name for name, n in shared.items() if n == most_shared and name != key][:MOST]
 
 
-def _synonyms(known: Container[str], losses: Sequence[str]) -> dict[str, list[str]]:
-    """The known keys that each word of :data:`FILE` means; ``{loss}`` in a key is each of ``losses``."""
-    synonyms: dict[str, list[str]] = {}
-    for word, names in words()["keys"].items():
-        of_word = []
-        for name in names:
-            of_losses = [name.format(loss=loss) for loss in losses]
-            of_word += [key for key in of_losses if key in known]
-        synonyms[word] = of_word
-    return synonyms
+def why_needless(*names: str) -> str:
+    """Why there is no such setting, option or overlay, as the end of a message; "" for any other words."""
+    reasons = [words()["needless"].get(name.lower()) for name in names]
+    return next((f": {why}" for why in reasons if why), "")
 
 
-def _runs(name: str) -> list[str]:
-    """Runs of a name's words, the longest first, the last ones before the first ones.
-
-    >>> _runs("mixup_alpha")
-    ['mixup_alpha', 'alpha', 'mixup']
-    """
-    parts = name.split("_")
-    runs: list[str] = []
-    count = len(parts)
-    for size in range(count, 0, -1):
-        for first in range(count - size, -1, -1):
-            run = parts[first : first + size]
-            runs.append("_".join(run))
-    return runs
-
-
-def why_needless(word: str) -> str:
-    """Why there is no such setting, option or overlay, as the end of a message; "" for any other word."""
-    why = words()["needless"].get(word.lower())
-    return f": {why}" if why else ""
-
-
-def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
+def hint(key: str, accepted: Iterable[str]) -> str:
     """What follows an unknown key in a message: why there is no such setting, suggestions, which keys its group takes, or
     where all keys are listed.
 
     Args:
         key: as given.
         accepted: all keys that would be taken.
-        losses: names of the recipe's distillation losses.
     """
     known = list(accepted)
     place, _, last = key.rpartition(".")
-    first = key.partition(".")[0]
-    why = why_needless(last) or why_needless(first)
+    names = suggest(key, known)
+    siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
+    is_below = any(name.startswith(f"{place}.") for name in names)
+    why = why_needless(last, key.partition(".")[0], *([] if is_below else [key]))
     if why:
         return why
-    names = suggest(key, known, losses)
-    siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
-    if any(name.startswith(f"{place}.") and name != key for name in names):
-        return as_question(names)
-    if key == "data.source.root":
-        return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
-    if siblings:  # what was right is kept
+    if siblings and not is_below:  # what was right is kept
         return f" ({place} takes {', '.join(name.rpartition('.')[2] for name in siblings)})"
     return as_question(names) or " (kd-train --keys)"
 
@@ -183,34 +146,24 @@ def timm_names(part: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in re.findall(pattern, text, re.M))
 
 
-def near(given: object, names: Iterable[str], most: int = 1) -> str:
-    """The names that are spelt alike, as the end of a message; "" where none is.
+def near(given: object, names: Iterable[str]) -> str:
+    """The name that is spelt alike, as the end of a message; "" where none is."""
+    return as_question(nearest(given, names))
 
-    Args:
-        given: the unknown name.
-        names: the known ones.
-        most: how many to suggest.
+
+def nearest(given: object, names: Iterable[str]) -> list[str]:
+    """The shortest name that begins with what was given, or else the one that is spelt like it; [] where none is. A hyphen
+    is an underscore; names without dots are compared with what is before the first one.
     """
-    return as_question(nearest(given, names, most))
-
-
-def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
-    """The names that begin with what was given, the shortest first, or else those that are spelt like it; at most
-    ``most``. A hyphen is an underscore; names without dots are compared with what is before the first one.
-    """
-    known = {}
-    for name in names:
-        plain = name.lower().replace("-", "_")
-        known[plain] = name
+    known = {name.lower().replace("-", "_"): name for name in names}
     text = str(given).lower().replace("-", "_")
-    has_dots = any("." in name for name in known)
-    if not has_dots:
-        text, _, _ = text.partition(".")
+    if not any("." in name for name in known):
+        text = text.partition(".")[0]
     found = [name for name in known if text and name.startswith(text)]
     found.sort(key=lambda name: (len(name), name))
     if not found:
-        found = difflib.get_close_matches(text, known, most, 0.6)
-    return [known[name] for name in found[:most]]
+        found = difflib.get_close_matches(text, known, 1, 0.6)
+    return [known[name] for name in found[:1]]
 
 
 def as_question(names: Iterable[str]) -> str:
@@ -219,10 +172,7 @@ def as_question(names: Iterable[str]) -> str:
     >>> as_question(["a", "b", "c"])
     "; did you mean 'a', 'b' or 'c'?"
     """
-    quoted = [f"'{name}'" for name in names]
-    if not quoted:
-        return ""
-    *others, last = quoted
+    *others, last = [f"'{name}'" for name in names] or [""]
     if not others:
-        return f"; did you mean {last}?"
+        return f"; did you mean {last}?" if last else ""
     return f"; did you mean {', '.join(others)} or {last}?"

@@ -1,18 +1,33 @@
 """Nested settings by their dotted keys."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts -> ``{"a.b.c": value}``; lists and empty dicts are values: of ``{}`` it is ``{"": {}}``.
+def leaves(
+    tree: Mapping[Any, Any] | list[Any], path: str = "", in_lists: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """All values of nested dicts and lists with their dotted keys, below ``path``; a list's items have its own key.
+
+    An empty dict or list in them is a value; with ``in_lists`` false any list is.
+
+    >>> [*leaves({"a": {"b": [1, 2]}, "c": {}})]
+    [('a.b', 1), ('a.b', 2), ('c', {})]
+    """
+    entries = [(path, value) for value in tree]
+    if isinstance(tree, Mapping):
+        entries = [(f"{path}.{key}".lstrip("."), value) for key, value in tree.items()]
+    for key, value in entries:
+        if value and (isinstance(value, dict) or (in_lists and isinstance(value, list))):
+            yield from leaves(value, key, in_lists)
+        else:
+            yield key, value
+
+
+def flatten(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """Nested dicts by dotted key; a list, and an empty dict, is a value.
 
     >>> flatten({"a": {"b": 1}, "c": [2]})
     {'a.b': 1, 'c': [2]}
     """
-    if not isinstance(tree, dict) or not tree:
-        return {prefix: tree}
-    flat = {}
-    for key, value in tree.items():
-        dotted = f"{prefix}.{key}" if prefix else str(key)
-        flat.update(flatten(value, dotted))
-    return flat
+    return dict(leaves(tree, in_lists=False))

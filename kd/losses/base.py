@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from kd.config.kinds import Range, limits
+from kd.config.kinds import Range, read
 from kd.losses.numerics import both
 
 Shape = tuple[int, ...]
@@ -121,7 +121,7 @@ class DistillLoss(nn.Module):
         kinds = {**inspect.get_annotations(type(self).__init__), "weight": NotNegative}
         for name, annotation in kinds.items():
             value = getattr(self, name, None)
-            for limit in limits(annotation):
+            for limit in read(annotation).limits:
                 problem = limit.refuses(value)
                 if problem:
                     raise ValueError(f"{name} {problem}, got {value}")

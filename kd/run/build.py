@@ -8,8 +8,8 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
-from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 
@@ -25,20 +25,17 @@ from kd.callbacks.run_folder import unclaimed
 from kd.config import parts as listed
 from kd.config.kinds import (
     AnyClass,
-    Duration,
-    class_in,
     duration,
+    fields,
     fitted,
-    group_in,
-    inner_kind,
-    parts_of,
+    read,
 )
 from kd.config.parts import plain
 from kd.config.trees import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
-from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
+from kd.errors import UserError, cause_of_kind, raised_from
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster, is_rank_zero
 from kd.lightning_internals import runs_in_child_processes
@@ -47,7 +44,6 @@ from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
-from kd.run import keys
 from kd.run.assemble import assemble
 from kd.run.batch_size import may_shrink, smaller_batch
 from kd.run.checks import make_object
@@ -122,7 +118,12 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             run.change({"trainer.precision": precision})
         try:
             run.trainer_arguments = _trainer_arguments(run)
-            run.data = _data(run)
+            # pictures that were listed before are taken over once: a run that is built again may hold out some
+            splits, run.splits = run.splits, None
+            sources = {source_key(run.config): splits.source} if splits else None
+            run.data = data_of(run.config, run.trusted, sources, trains=True)
+            if splits:
+                run.data.splits = splits
             run.module = _module(run, run.config)
             _fit_batch(run)
             run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
@@ -130,35 +131,14 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             attach_answers(run.module.teacher, run.data)
         except Exception as error:
             mistake = cause_of_kind(error, UserError)
-            if mistake is None and isinstance(error, ValueError):
-                mistake = _with_key(error, run.config)
+            if mistake is None and isinstance(error, ValueError):  # ours name their argument first
+                name, _, rest = " ".join(str(error).split()).partition(" ")
+                places = [
+                    plain(key) for key in flatten(run.config) if key.rpartition(".")[2] == name
+                ]
+                mistake = UserError(f"{places[0]}: {rest}" if places else f"{name} {rest}")
             raise mistake or error from error
         _check_built(run)
-
-
-def _with_key(error: ValueError, config: Mapping[str, Any]) -> UserError:
-    """The user's mistake for a ValueError of a constructor of ours, which begins with the argument's name: its key in the
-    settings takes that place.
-    """
-    name, _, rest = " ".join(str(error).split()).partition(" ")
-    keys_of_name = [plain(key) for key in flatten(config) if key.rpartition(".")[2] == name]
-    return UserError(f"{keys_of_name[0]}: {rest}" if keys_of_name else f"{name} {rest}")
-
-
-def _data(run: Run) -> DistillationDataModule:
-    """The data of a run; pictures that were listed before torch was imported are not listed again.
-
-    They are taken over once: a run that is built again lists its own, as data may hold out some of them.
-    """
-    settings = {**run.config["data"], "seed": run.config["seed"]}
-    splits = run.splits
-    run.splits = None
-    if splits is not None:
-        settings["source"] = splits.source
-    data: DistillationDataModule = built(DataSettings, settings, "data", run.trusted)
-    if splits is not None:
-        data.splits = splits
-    return data
 
 
 def _fit_batch(run: Run) -> None:
@@ -255,20 +235,21 @@ def data_of(
     config: Mapping[str, Any],
     trusted: Trust,
     listed_sources: dict[str, Any] | None = None,
+    trains: bool = False,
 ) -> DistillationDataModule:
-    """The data of resolved settings, for all but a training; the engine ``ray`` is replaced by loading on this machine.
+    """The data of resolved settings.
 
     Args:
         config: all settings.
         trusted: what the user trusts beside the list of classes.
         listed_sources: sources whose pictures were listed before, :attr:`kd.run.request.Request.listed`; the one of
             these settings is taken from it.
+        trains: for a training; for all others the engine ``ray`` is replaced by loading on this machine.
     """
     data = {**config["data"], "seed": config.get("seed", 0)}
     source = (listed_sources or {}).pop(source_key(config), None)
-    if source is not None:
-        data["source"] = source
-    if data.get("engine") == "ray":
+    data |= {} if source is None else {"source": source}
+    if data.get("engine") == "ray" and not trains:
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
     module = built(DataSettings, data, "data", trusted)
     return cast(DistillationDataModule, module)
@@ -379,23 +360,23 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
         UserError: names ``key``, also where a class refuses its arguments.
     """
     # as Lightning's max_time, which reads days:hours:minutes:seconds itself
-    kinds = [*parts_of(kind)]
-    if value is not None and Duration in kinds and str not in kinds:
+    of = read(kind)
+    if value is not None and timedelta in of.types and str not in of.types:
         return duration(value)
-    group = group_in(kind)
-    takes_class = class_in(kind) and not class_in(inner_kind(kind, dict))
-    if takes_class and isinstance(value, dict) and "class_path" in value:
-        return _instance(value, listed.kind_of(kind), key, trusted)
+    group = of.group
+    takes_class = of.part is not None
+    if of.part is not None and isinstance(value, dict) and "class_path" in value:
+        return _instance(value, of.part, key, trusted)
     if isinstance(value, dict) and group is not None:
         return make_object(BUILT.get(group, group), arguments_of(group, value, key, trusted), key)
     if isinstance(value, dict):
-        inner = inner_kind(kind, dict)
+        inner = of.entries
         entries = {}
         for name, entry in value.items():
             entries[name] = built(inner, entry, f"{key}.{name}", trusted)
         return entries
     if isinstance(value, list):
-        inner = kind if takes_class else inner_kind(kind, list)
+        inner = kind if takes_class else of.items
         return [built(inner, item, key, trusted) for item in value]
     return value
 
@@ -409,7 +390,7 @@ def arguments_of(group: type, given: Mapping[str, Any], key: str, trusted: Trust
         key: the group's place, for messages.
         trusted: classes that the user trusts.
     """
-    known = keys.fields(group)
+    known = fields(group)
     arguments = {}
     for name, value in given.items():
         if name in known:
@@ -434,7 +415,6 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     cls = class_named(name, kind, key, trusted)
     _check_base(cls, kind, key)
     given = value.get("init_args") or {}
-    _check_arguments(cls, given, key)
     one = listed.listed(name, kind)
     kinds = one.fields if one else _kinds(cls)
     arguments = {}
@@ -449,19 +429,9 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         problem = f"{cls.__name__} can't be built: {reason[:200]}{raised_from(error, reason)}"
+        if isinstance(error, TypeError):  # of an argument that it does not have, for example
+            problem += f" (it takes {', '.join(parameters_of(cls)) or 'no arguments'})"
         raise cause_of_kind(error, UserError) or UserError(f"{key}: {problem}") from error
-
-
-def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
-    """Refuses arguments that a class does not have, before any of them is built."""
-    parameters = parameters_of(cls)
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    known = [*parameters]
-    for word in given:
-        if word not in known:
-            takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
-            raise UserError(f"{key}.{word}: {takes}{did_you_mean(word, known)}")
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:

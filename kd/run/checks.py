@@ -8,6 +8,7 @@ import psutil
 
 from kd.config.kinds import as_tree
 from kd.config.parts import plain
+from kd.config.suggest import words
 from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run.keys import schema
@@ -16,32 +17,12 @@ from kd.settings import MonitorSettings, height_width
 MONITOR = as_tree(MonitorSettings())
 RESOLVED = {"name", "resume", "rank_timeout_s"}
 """Keys that no recipe holds all of: a file that does is a run's ``config.yaml``, which holds every key."""
-READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
-    (r"model\.task\.(label_smoothing|class_weights)", all, ("model.student.head", "model.task_loss_weight"),
-     "the loss on the labels reads it"),
-    (r"model\.task_loss_weight", all, ("model.student.head",), "a student without a classifier has no such loss"),
-    (r"model\.teacher\.weight", any, (), "it is a share among several model.teachers"),
-    (r"(model\.teachers?\b.*)\.cache_\w+", any, (r"\1.cache",), "the cache reads it"),
-    (r"model\.student\.inherit_pictures", any, ("model.student.inherit",), "a student that inherits layers reads it"),
-    (r"data\.augment\.scale", lambda values: not any(values), ("data.augment.pad",), "a padded crop has no scale"),
-    (r"optim\.min_lr_ratio", lambda values: not any(values), ("optim.milestones",), "steps end at no such share"),
-    (r"optim\.decay_norm_and_bias", any, ("optim.weight_decay",), "there is no decay"),
-    (r"data\.augment\.mix_probability", any, ("data.augment.mixup", "data.augment.cutmix"), "mixed pictures need it"),
-    (r"data\.augment\.(repeat|before_resize)", any,
-     tuple(f"data.augment.{name}" for name in ("hflip", "vflip", "rotation", "rand_augment", "color_jitter")),
-     "it says how often, or when, these change a picture"),
-    (r"monitor\.(?!enabled).*", any, ("monitor.enabled",), "nothing is monitored"),
-    (r"monitor\.prometheus_host", any, ("monitor.prometheus_port",), "the Prometheus endpoint reads it"),
-    (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
-    (r"trainer\.gradient_clip_algorithm", any, ("trainer.gradient_clip_val",), "clipping reads it"),
-    (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
-    (r"trainer\.use_distributed_sampler", any, (), "kd's own sampler gives each process its share"),
-    (r"trainer\.(default_root_dir|model_registry)", any, ("trainer.callbacks", "trainer.logger", "trainer.profiler"),
-     "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
-    (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
-)  # fmt: skip
-"""Settings that others switch off: a pattern of their keys; when something reads them, by the list of whether each
-deciding setting is on; these settings; why. Without deciding settings ``any`` is false: then nothing ever reads them."""
+ENOUGH: dict[str, Callable[[Iterable[object]], bool]] = {
+    "any": any,
+    "all": all,
+    "none": lambda values: not any(values),
+}
+"""Which of the settings that decide whether another one is read have to be on."""
 
 
 def check_values(config: dict[str, Any]) -> None:
@@ -74,7 +55,7 @@ def check_read(
     """Refuses a setting of the recipe or command line that is idle; those of overlays and run folders may be.
 
     Idle is a setting (neither null, 0, false nor empty) that differs from its default and that nothing reads
-    (:data:`READERS`), unless what switches it off was set later.
+    (``idle`` in :data:`kd.config.suggest.FILE`), unless what switches it off was set later.
 
     Args:
         config: all settings, resolved.
@@ -86,32 +67,33 @@ def check_read(
     """
     layers = [_plain_keys(layer) for layer in (*files, typed)]
     values = _plain_keys(config)
-    checked = {len(files)}  # the command line's layer
     from_a_run = not files or set(files[0]) >= RESOLVED
-    if not from_a_run:
-        checked.add(0)  # the recipe is the first file
-    for name, value in values.items():
-        if not value or value == _default(name):
-            continue
-        layer = _newest(layers, name)
-        for pattern, enough, switches, why in READERS:
-            match = re.fullmatch(pattern, name)
-            if match is None or layer not in checked:
+    checked = {len(files)} if from_a_run else {len(files), 0}  # the recipe is the first file
+    for idle in words()["idle"]:
+        for name in filter(re.compile(idle["settings"]).fullmatch, values):
+            value, layer = values[name], _newest(layers, name)
+            if not value or value == _default(name) or layer not in checked:
                 continue
-            deciding: dict[str, Any] = {}
-            for key in map(match.expand, switches):
-                has_keys_below = any(other.startswith(f"{key}.") for other in values)
-                deciding[key] = has_keys_below or values.get(key, _default(key))
+            deciding = _deciding(idle, name, values)
             are_on = [switch not in (None, False, 0, "off") for switch in deciding.values()]
             set_later = any(_newest(layers, key) > layer for key in deciding)
-            if enough(are_on) or set_later:
+            if set_later or ENOUGH[idle["on"]](are_on):
                 continue
-            words = []
+            shown = []
             for key, switch in deciding.items():
-                shown = "null" if switch is None else str(switch).lower()
-                words.append(f"{key}={shown}")
-            where = f" with {', '.join(words)}" if words else ""
-            raise UserError(f"{name}: {value} has no effect{where}: {why}")
+                shown.append(f"{key}={'null' if switch is None else str(switch).lower()}")
+            where = f" with {', '.join(shown)}" if shown else ""
+            raise UserError(f"{name}: {value} has no effect{where}: {idle['why']}")
+
+
+def _deciding(idle: Mapping[str, Any], name: str, values: Mapping[str, Any]) -> dict[str, object]:
+    """The settings that decide whether a setting is read, with their values; true where it has keys below it."""
+    found = {}
+    for switch in idle["of"]:
+        key = re.sub(f"^{idle['settings']}$", switch, name)
+        has_keys_below = any(other.startswith(f"{key}.") for other in values)
+        found[key] = has_keys_below or values.get(key, _default(key))
+    return found
 
 
 def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -121,12 +103,13 @@ def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:
     """The number of the last layer that gives a key, a key below it, or a whole group that it is in; -1 where none does."""
-    givers = [-1]
-    for i, layer in enumerate(layers):
-        for key in layer:
-            if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}."):
-                givers.append(i)
-    return max(givers)
+    givers = [
+        number
+        for number, layer in enumerate(layers)
+        for key in layer
+        if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
+    ]
+    return max(givers, default=-1)
 
 
 def _default(name: str) -> object:

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from kd.config.trees import leaves
 from kd.errors import UserError
 from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
@@ -68,7 +69,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """A control character."""
 
 
-def check_text(tree: object, where: str = "") -> None:
+def check_text(tree: Mapping[Any, Any], where: str = "") -> None:
     """Refuses control characters: settings become lines of scripts, tables and records.
 
     Args:
@@ -97,21 +98,3 @@ def check_whole(file: Path) -> None:
     read(file)
     if not text_of(file).endswith(END):
         raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")
-
-
-def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested dicts and lists with their dotted keys, below ``path``; a list's items have its own key.
-
-    An empty dict or list is a value.
-
-    >>> [*leaves({"a": {"b": [1, 2]}, "c": {}})]
-    [('a.b', 1), ('a.b', 2), ('c', {})]
-    """
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, list) and tree:
-        for value in tree:
-            yield from leaves(value, path)
-    else:
-        yield path, tree

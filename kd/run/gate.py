@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kd.config import parts as listed
-from kd.config.kinds import wrong
 from kd.config.parts import plain
+from kd.config.trees import leaves
 from kd.errors import UserError
-from kd.run.files import leaves
 from kd.run.resolve import Tree, class_nodes, merged
 from kd.run.trust import ALL, Trust, is_trusted, refused_at, remember_made, unlisted
 
@@ -129,11 +128,6 @@ def _problems_of_classes(tree: Tree, trusted: list[str]) -> Iterator[str]:
             for argument, value in given.items():
                 if argument not in one.fields and value is not None:
                     yield f"{key}.{argument}: {unlisted(one)}"
-        for other in [one] if one else listed.of_kind(kind):
-            for argument, narrower in other.from_elsewhere.items():
-                problem = wrong(narrower, given.get(argument))
-                if problem:
-                    yield f"{key}.{argument}: {problem}"
 
 
 def _problems_of_text(value: str, key: str) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """What settings and command lines need of this Python, machine and disk: checked before torch is imported."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kd.config import parts as listed
 from kd.config.parts import plain
+from kd.config.trees import leaves
 from kd.errors import UserError, needs_extra, pip_install
 from kd.launch.cluster import recognise
-from kd.run.files import leaves
 from kd.run.resolve import class_nodes
 from kd.run.trust import is_here, no_module
 from kd.settings import teachers_in
-from kd.storage.elsewhere import matching, text_of
+from kd.storage.elsewhere import matching
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, names_run
 from kd.storage.weights_files import weights_file
@@ -24,13 +23,22 @@ from kd.storage.weights_files import weights_file
 if TYPE_CHECKING:
     from kd.data.splits import Splits
 
-LOGGERS = {
-    "TensorBoardLogger": ("tensorboard", "tensorboardX"),
-    "WandbLogger": ("wandb",),
-    "MLFlowLogger": ("mlflow", "mlflow_skinny"),
-    "CometLogger": ("comet_ml",),
+PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
+    "TensorBoardLogger": (("tensorboard", "tensorboardX"), ""),
+    "WandbLogger": (("wandb",), ""),
+    "MLFlowLogger": (("mlflow", "mlflow_skinny"), ""),
+    "CometLogger": (("comet_ml",), ""),
+    "DeepSpeed": (("deepspeed",), "deepspeed"),
+    "HuggingFaceBuilder": (("transformers",), "hf"),
+    "data.engine=dali": (("nvidia.dali",), "dali"),
+    "data.engine=ray": (("ray",), "ray"),
+    "monitor.prometheus_port": (("prometheus_client",), "prometheus"),
+    "monitor.otlp": (("opentelemetry",), "otel"),
+    "s3://": (("fsspec",), "stream"),
+    "gs://": (("fsspec",), "stream"),
 }
-"""Lightning's loggers: packages of which one has to be there. kd has no extra for them."""
+"""What a setting needs, by its key, its key and value, its class or the beginning of a URL: packages of which one has to be
+there, and kd's extra that installs them ("": kd has none, as for Lightning's loggers)."""
 SMDDP = "smdistributed.dataparallel.torch.torch_smddp"
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "nvgpu")
 """Below ``/dev``, one of which is there on a machine with a GPU: NVIDIA's, AMD's, WSL's, Jetson's."""
@@ -41,12 +49,11 @@ TRAIN = "train"
 # -- packages and machines --------
 
 
-def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
+def check_needs(config: Mapping[str, Any]) -> None:
     """Refuses settings for which a package, a GPU, or a model is missing.
 
     Args:
         config: the resolved settings.
-        overlays: of the command line, for the message.
 
     Raises:
         UserError: names the setting, and the command that installs the package or another way out.
@@ -67,10 +74,10 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
     strategy = str(config["trainer"]["strategy"])
     if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
         raise UserError(
-            f"trainer.strategy: {_by(overlays, 'smddp')}needs SageMaker's package smdistributed, which this Python "
+            "trainer.strategy: needs SageMaker's package smdistributed, which this Python "
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
-    _check_processes(config, overlays)
+    _check_processes(config)
 
 
 def refuse_random_weights(config: Mapping[str, Any]) -> None:
@@ -113,45 +120,34 @@ def check_downloads(config: Mapping[str, Any]) -> None:
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """What settings need: the setting, and its value where that says more; packages of which one has to be there, as they
-    are imported; kd's extra that installs them, "" for none.
+    """What settings need: the setting and its value; packages of which one has to be there, as they are imported; kd's
+    extra that installs them, "" for none.
     """
     from kd.data.sources import class_at
 
-    monitor = config["monitor"]
+    said = [(plain(key), str(value)) for key, value in leaves(config) if value]
     for key, _, node in class_nodes(config):
         name = node["class_path"].rpartition(".")[2]
+        said.append((key, name))
         source = class_at(node["class_path"]) if key == "data.source" else None
         if source is not None and source.needs is not None:
             package, extra = source.needs
             yield f"{key}: {name}", (package,), extra
-        elif key == "trainer.logger" and name in LOGGERS:
-            yield f"{key}: {name}", LOGGERS[name], ""
-        elif key == "trainer.strategy" and name == "DeepSpeed":
-            yield f"{key}: {name}", ("deepspeed",), "deepspeed"
-        elif name == "HuggingFaceBuilder":
-            yield f"{key}: {name}", ("transformers",), "hf"
-    engines = {"dali": "nvidia.dali", "ray": "ray"}
-    engine = config["data"]["engine"]
-    if engine in engines:
-        yield f"data.engine: {engine}", (engines[engine],), engine
-    if monitor["prometheus_port"]:
-        yield "monitor.prometheus_port:", ("prometheus_client",), "prometheus"
-    if monitor["otlp"]:
-        yield "monitor.otlp:", ("opentelemetry",), "otel"
-    for key, value in leaves(config):
-        if isinstance(value, str) and value.startswith(("s3://", "gs://")):
-            yield f"{plain(key)}: {value}", ("fsspec",), "stream"
+    for key, value in said:
+        scheme = value.partition("://")[0]
+        for word in (f"{key}={value}", key, value, f"{scheme}://"):
+            if word in PACKAGES:
+                shown = f"{key}:" if word == key else f"{key}: {value}"
+                yield shown, *PACKAGES[word]
 
 
-def _check_processes(config: Mapping[str, Any], overlays: list[str]) -> None:
+def _check_processes(config: Mapping[str, Any]) -> None:
     """Refuses GPUs where the machine surely has none (not off Linux), and ZeRO and FSDP on one process, as far as settings
     and machine tell: a run of several may be resumed on one. In the job of a launcher nothing is refused: it may start the
     processes on other machines.
 
     Args:
         config: all settings.
-        overlays: names of the overlays that were given, for the message.
     """
     trainer = config["trainer"]
     devices, machines = trainer["devices"], trainer["num_nodes"]
@@ -162,7 +158,7 @@ def _check_processes(config: Mapping[str, Any], overlays: list[str]) -> None:
         return
     if trainer["accelerator"] in ("gpu", "cuda") and not may_have_gpus:
         raise UserError(
-            f"trainer.accelerator: {_by(overlays, 'x8', '8gpu')}needs GPUs (trainer.devices={devices}, "
+            f"trainer.accelerator: needs GPUs (trainer.devices={devices}, "
             f"trainer.num_nodes={machines}, trainer.accelerator={trainer['accelerator']}) and this machine has none; "
             "trainer.accelerator=cpu trainer.devices=1 trainer.num_nodes=1 trains here, kd-launch sends the run to others"
         )
@@ -178,12 +174,6 @@ def _check_processes(config: Mapping[str, Any], overlays: list[str]) -> None:
             "trainer.strategy: FSDP shards over several processes (trainer.devices=N, config=ddp_8gpu config=fsdp); "
             "trainer.strategy=auto trains on one"
         )
-
-
-def _by(overlays: list[str], *parts: str) -> str:
-    """The subject of a message, with a blank after it: the last overlay with one of ``parts`` in its name, else the run."""
-    names = [name for name in overlays if any(part in name for part in parts)]
-    return f"config={names[-1]} " if names else "this run "
 
 
 def _installed(package: str) -> bool:
@@ -230,7 +220,10 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
         UserError: names the setting, and the missing path or class.
     """
     for key, kind, node in class_nodes(config):
-        _check_defined(node["class_path"], kind, key)
+        top = node["class_path"].partition(".")[0]
+        is_imported = "." in node["class_path"] and listed.listed(node["class_path"], kind) is None
+        if is_imported and not (_installed(top) or is_here(top)):
+            raise no_module(top, node["class_path"], kind, key)
         if node["class_path"].endswith(".StoredAnswers"):
             folder = node["init_args"]["folder"]
             if not (is_url(folder) or Path(folder).is_dir()):
@@ -249,36 +242,6 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     for key, place in places.items():
         if place and not is_url(place):
             weights_file(Path(place), key)
-
-
-def _check_defined(name: str, kind: str, key: str) -> None:
-    """Refuses a class outside the list whose package is neither in the present folder nor on Python's path, or whose name
-    the file of its module does not hold anywhere. Nothing is imported.
-
-    Args:
-        name: its path.
-        kind: of class that its place takes.
-        key: the place.
-
-    Raises:
-        UserError: as :func:`kd.run.trust.class_named` would, which imports the class.
-    """
-    module, _, short = name.rpartition(".")
-    top = name.partition(".")[0]
-    if not module or listed.listed(name, kind):
-        return
-    spec = find_spec(top)
-    if spec is None and not is_here(top):
-        raise no_module(top, name, kind, key)
-    folder = Path() if spec is None else Path(spec.origin or "").parent
-    if spec is not None and spec.submodule_search_locations:
-        folder = folder.parent
-    file = folder / f"{module.replace('.', '/')}.py"
-    if file.is_file():
-        text = text_of(file)
-        if not re.search(rf"\b{short}\b|import \*|__getattr__", text):
-            classes = re.findall(r"^class ([^\W_]\w*)", text, re.M)
-            raise UserError(f"{key}: {listed.no_class(kind, name, classes)}")
 
 
 def check_models(words: Sequence[str]) -> None:

@@ -5,7 +5,8 @@ The group is checked as settings are (:mod:`kd.config.kinds`): type, default, ra
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field
+from dataclasses import fields as declared
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_origin
@@ -16,10 +17,11 @@ from kd.config.kinds import (
     Checked,
     adapter,
     checked_group,
-    kinds_of,
-    plain_members,
+    fields,
     problem_in,
-    texts_of,
+)
+from kd.config.kinds import (
+    read as kind_of,
 )
 from kd.config.suggest import why_needless
 from kd.errors import UserError, did_you_mean
@@ -69,7 +71,7 @@ class CommandOptions(Checked):
 
 def names_of(group: type[CommandOptions]) -> list[str]:
     """The names of a command's options, in order."""
-    return [one.name for one in fields(group) if not one.kw_only]
+    return [one.name for one in declared(group) if not one.kw_only]
 
 
 def take(request: Request, *keys: str) -> dict[str, str]:
@@ -78,16 +80,9 @@ def take(request: Request, *keys: str) -> dict[str, str]:
     Returns:
         The text of each key that was given.
     """
-    taken: dict[str, str] = {}
-    others: list[str] = []
-    for item in request.overrides:
-        key, _, text = item.partition("=")
-        if key in keys:
-            taken[key] = text
-        else:
-            others.append(item)
-    request.overrides = others
-    return taken
+    items = [item.partition("=") for item in request.overrides]
+    request.overrides = ["".join(item) for item in items if item[0] not in keys]
+    return {key: text for key, _, text in items if key in keys}
 
 
 def take_options(group: type[Group], request: Request) -> Group:
@@ -121,8 +116,8 @@ def read(group: type[Group], request: Request) -> Group | None:
 
 def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
     """The options of a group by name, text as on a command line; a UserError names the option that is wrong."""
-    kinds = kinds_of(cast(Any, group))
-    values = {name: _read(name, value, kinds[name]) for name, value in given.items()}
+    known = fields(group)
+    values = {name: _read(name, value, known[name].kind) for name, value in given.items()}
     try:
         made: Group = _validator(cast(Any, group)).validate_python(
             {**values, "given": frozenset(values)}
@@ -159,7 +154,7 @@ def _read(key: str, value: object, kind: object) -> object:
         return value
     if value == "":
         raise UserError(f"{key}: must not be empty")
-    types = [get_origin(one) or one for one in plain_members(kind)]
+    types = [get_origin(one) or one for one in kind_of(kind).types]
     if list in types:
         return read_word(f"[{value.removeprefix('[').removesuffix(']')}]")
     if Path in types:
@@ -181,16 +176,12 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
     taken = ("data.", "model.teacher") if of_data else ()
     for item in request.overrides:
         key, _, _ = item.partition("=")
-        if item.startswith(taken or "\0"):
+        if item.startswith(taken):
             continue
-        known = [f"{name}=" for name in names]
-        if of_data:
-            known.append("data.*")
-        takes = ", ".join(known) or "none"
+        known = [*(f"{name}=" for name in names), *(["data.*"] if of_data else [])]
+        takes = f" (it takes {', '.join(known) or 'none'}){did_you_mean(key, names)}"
         is_near = did_you_mean(key, names, 0.8)
-        why = "" if is_near else why_needless(key)
-        remedy = why or f" (it takes {takes}){did_you_mean(key, names)}"
-        raise UserError(f"no key '{key}'{remedy}")
+        raise UserError(f"no key '{key}'{takes if is_near else why_needless(key) or takes}")
 
 
 def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:
@@ -210,22 +201,19 @@ def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NA
 
 def options_help(group: type[CommandOptions]) -> str:
     """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field."""
-    defaults = options_of(group, {})
-    texts = texts_of(group)
     lines = []
     for name in names_of(group):
-        default = getattr(defaults, name)
-        shown = str(default)
+        key = fields(group)[name]
+        default = getattr(options_of(group, {}), name)
+        shown = "" if default is None else str(default)
         if isinstance(default, list):
             shown = ",".join(map(str, default))
-        elif isinstance(default, float):
-            shown = f"{default:.10g}"
-        elif default is None:
-            shown = ""
         elif isinstance(default, bool):
             shown = str(not default).lower()
-        text = textwrap.wrap(texts[name], 98)
+        elif isinstance(default, float):
+            shown = f"{default:.10g}"
+        first, *others = textwrap.wrap(key.text, 98)
         word = f"{name}={shown}"
-        lines.append(f"  {word:<18} {text[0]}" if len(word) < 19 else f"  {word}  {text[0]}")
-        lines += [f"{'':<21}{line}" for line in text[1:]]
+        lines.append(f"  {word:<18} {first}" if len(word) < 19 else f"  {word}  {first}")
+        lines += [f"{'':<21}{line}" for line in others]
     return "".join(f"{line}\n" for line in lines)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kd.config.kinds import group_in, takes
+from kd.config.kinds import Key, read
 from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
@@ -24,7 +24,6 @@ from kd.run.resolve import (
     Word,
     check_meant,
     keys_of_classes,
-    merged,
     read_word,
     resolve,
     words_of,
@@ -106,20 +105,12 @@ class Request:
         """Whether a file of settings is one's own, or ``--trust`` makes all so."""
         return "trust" in self.flags or is_own(file)
 
-    def class_keys(self) -> dict[str, keys.Key]:
+    def class_keys(self) -> dict[str, Key]:
         """The keys of the arguments of the classes that the recipe, the overlays and the command line name, for
         ``--keys``.
         """
         contents = self._contents()
         return keys_of_classes([*contents.values(), *self._words(contents.values())])
-
-    def recipe_lr(self) -> float | None:
-        """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
-        if self.recipe is None:
-            return None
-        optim = merged([files.read(find("recipes", self.recipe))]).get("optim") or {}
-        rate: Any = optim.get("lr")
-        return float(rate) if takes(float, rate) else None
 
     def _contents(self, trains: bool = False) -> dict[Path, dict[Any, Any]]:
         """The settings of each file, in rising priority; none names code that the user does not trust.
@@ -233,15 +224,13 @@ def with_folders(value: Value) -> Value:
         return {name: with_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [with_folders(inner) for inner in value]
-    if isinstance(value, str) and value.startswith(CHANNEL):
-        return folder_of(value)
-    return value
+    return folder_of(value) if str(value).startswith(CHANNEL) else value
 
 
 def _check_says_something(key: str, word: Word) -> None:
     """Refuses a word that would change nothing, or would turn something off in silence (a shell's empty variable)."""
     # what is merged key by key takes nothing from it
-    if word.value == {} and group_in(declared(key)):
+    if word.value == {} and read(declared(key)).group:
         raise UserError(f"{key}: {{}} sets nothing")
     if word.text == "":
         raise UserError(f"{key}: must not be empty; null is none")
@@ -260,8 +249,7 @@ def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "tr
         command: its name, for a message.
 
     Raises:
-        UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,
-            or control characters.
+        UserError: an unknown option, a setting without a value, two recipes, or control characters.
     """
     request = Request()
     items = list(argv)
@@ -312,12 +300,11 @@ def _no_option(item: str, command: str) -> UserError:
     key = underscored(item.lstrip("-"))
     if key in keys.schema():
         return UserError(f"{key}: a setting needs a value: {key}=...")
-    names: list[str] = []
-    if len(key) > 1 and command == "train":
-        names = suggest(key, keys.schema())
-    question = as_question([f"{name}=..." for name in names])
-    remedy = why_needless(key) or question or f" (kd-{command} --help)"
-    return UserError(f"no option {item}{remedy}")
+    may_be_key = len(key) > 1 and command == "train"
+    question = as_question(f"{name}=..." for name in suggest(key, keys.schema()) if may_be_key)
+    return UserError(
+        f"no option {item}{why_needless(key) or question or f' (kd-{command} --help)'}"
+    )
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:
@@ -333,18 +320,15 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
     """
     given = dict(item.split("=", 1) for item in request.named() if "=" in item)
     for typed_key, value in settings.items():
-        key = underscored(typed_key)
-        if not re.fullmatch(r"[A-Za-z_][\w.-]*\+?", typed_key):
+        key, content = underscored(typed_key), read_word(value)
+        if not KEY.match(f"{typed_key}="):
             raise UserError(f"{where}: no key '{typed_key}'")
         if key == "config":
-            names = read_word(value)
-            overlays = [value]
-            if isinstance(names, list):
-                overlays = [str(name) for name in names]
+            overlays = map(str, content) if isinstance(content, list) else [value]
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)
-        elif read_word(given[key]) != read_word(value):
+        elif read_word(given[key]) != content:
             raise UserError(f"{key}: {given[key]} on the command line, but {value} in {where}")
 
 
@@ -352,7 +336,7 @@ def _sort_in(request: Request, key: str, value: str) -> None:
     """Puts one ``key=value`` of the command line where it belongs in the request; ``~/`` becomes the home folder.
 
     Raises:
-        UserError: a second recipe, another ``print_config`` than ``skip_null``, or control characters.
+        UserError: a second recipe, or control characters.
     """
     if value.startswith("~/"):  # a shell leaves it as it is behind "="
         value = str(Path(value).expanduser())
@@ -365,13 +349,8 @@ def _sort_in(request: Request, key: str, value: str) -> None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
         request.recipe = value
     elif key == "resume":
-        check_meant(key, value, [])
+        check_meant(key, value)
         request.resume = value
-    elif key == "print_config":
-        if value != "skip_null":
-            raise UserError(f"--print_config: must be alone or skip_null, got '{value}'")
-        request.flags.add(key)
-        request.about = value
     elif key in ("config", "trust"):
         (request.overlays if key == "config" else request.trust).append(value)
     else:

@@ -6,34 +6,22 @@ Neither torch nor Lightning is imported, unless a class of the user's own replac
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from types import NoneType
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from kd.config import parts as listed
-from kd.config.kinds import (
-    TAKE_WORDS,
-    as_tree,
-    group_in,
-    group_of,
-    in_words,
-    inner_kind,
-    plain_members,
-    problem_in,
-    refused,
-    takes,
-)
-from kd.config.parts import Key, plain
-from kd.config.suggest import hint, nearest, timm_names
-from kd.config.suggest import words as words_of_others
+from kd.config.kinds import TAKE_WORDS, Key, as_tree, fields, problem_in, read, refused, wrong
+from kd.config.parts import plain
+from kd.config.suggest import hint, nearest, words
 from kd.errors import UserError, no_such_loss
-from kd.run.keys import FILLED, fields, kind_at, schema
+from kd.run.keys import FILLED, declared, schema
 from kd.run.trust import NAME, NOTHING, Trust, class_named, is_trusted, parameters_of, unlisted
-from kd.settings import Settings, TrainerSettings
+from kd.settings import Settings
 from kd.storage.elsewhere import yaml_of
 
 Value: TypeAlias = Any
@@ -44,17 +32,6 @@ DEFAULTS: Tree = {"model.task": "Classification", "model.student": {}}
 """What is set before all files."""
 NAMELESS = "takes no settings without a class_path"
 """How the message for arguments of no class begins."""
-
-
-ABOVE_CLASSES = (
-    "data",
-    "model",
-    "model.student",
-    "model.teacher",
-    "model.distill_losses",
-    "trainer",
-)
-"""Groups that hold a class: a word that gives one of these as a mapping may name the class."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +49,12 @@ class Word:
 
         ``kind``: the type of the setting that the word is for.
         """
-        kinds = plain_members(kind)
-        if str not in kinds or (self.value is None and self.text):
+        types = read(kind).types
+        if str not in types or (self.value is None and self.text):
             return self.value
-        others = [one for one in kinds if one not in (str, NoneType)]
-        if any(takes(other, self.value) for other in others):
-            return self.value
-        return self.text
+        others = [one for one in types if one not in (str, NoneType)]
+        fits = any(not wrong(other, self.value) for other in others)
+        return self.value if fits else self.text
 
 
 def read_word(text: str) -> object:
@@ -100,10 +76,8 @@ def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
 
     def is_argument(layer: Mapping[str, Word]) -> bool:
         ((key, word),) = layer.items()
-        if isinstance(word.value, dict) and key in ABOVE_CLASSES:
-            return False
-        place = key.removesuffix(".class_path")
-        return not kind_at(place)
+        of = read(declared(key.removesuffix(".class_path")))
+        return of.part is None and not (of.holds and isinstance(word.value, dict))
 
     return sorted(layers, key=is_argument)
 
@@ -124,12 +98,7 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tr
 
 
 def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tree:
-    """Resolved settings with more layers put on top; ``tree`` stays as it is.
-
-    Args:
-        tree: all settings.
-        layers: nested or dotted, the last one strongest.
-        trusted: classes that the user trusts.
+    """Resolved settings with more layers put on top; ``tree`` stays as it is. Arguments as of :func:`resolve`.
 
     Raises:
         UserError: the first mistake, by its key.
@@ -138,33 +107,10 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     given = merge.all_of(tree, layers)
     if merge.unknown:
         key = merge.unknown[0]
-        known = [*schema(), *_keys_in(given)]
-        losses = _losses_in(given)
-        suggestion = hint(key, known, losses)
-        raise UserError(f"no key '{key}'{suggestion}")
+        raise UserError(f"no key '{key}'{hint(key, [*schema(), *_keys_in(given)])}")
     if "${" in str(given):
-        defaults = merge.whole(merged([DEFAULTS]))
-        given = _interpolated(merge.put(defaults, [], given, Settings, ""))
+        given = _interpolated(merge.all_of(merge.whole(merged([DEFAULTS])), [given]))
     return merge.whole(given)
-
-
-def without_nulls(tree: Tree, key: str = "") -> Tree:
-    """Resolved settings without those that are null, but for those whose default is not null, and arguments of classes:
-    resolved again they are the same.
-
-    Args:
-        tree: a group of settings.
-        key: of the group.
-    """
-    kept: Tree = {}
-    for name, value in tree.items():
-        inner_key = _join(key, name)
-        declared = schema().get(inner_key)
-        if isinstance(value, dict) and "class_path" not in value and value:
-            kept[name] = without_nulls(value, inner_key)
-        elif value is not None or (declared is not None and declared.default != "None"):
-            kept[name] = value
-    return kept
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
@@ -187,30 +133,20 @@ def class_nodes(
     Yields:
         Its key, the kind of class that its place takes ("": an argument of a class that is not listed), and its node.
     """
-    class_kind = listed.kind_of(kind)
-    if class_kind or kind is _UNLISTED:
-        nodes = value if isinstance(value, list) else [value]
-        for node in nodes:
+    of = read(kind)
+    if of.part is not None:
+        for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, Mapping) or "class_path" not in node:
                 continue
-            yield key, class_kind, dict(node)
-            one = listed.listed(str(node["class_path"]), class_kind)
-            kinds: Mapping[str, object] = {}
-            if one is not None:
-                kinds = one.fields
-            arguments = node.get("init_args") or {}
-            for name, inner in arguments.items():
-                below = kinds.get(name, _UNLISTED)
-                yield from class_nodes(inner, below, f"{key}.{name}")
+            yield key, of.part, dict(node)
+            one = listed.listed(str(node["class_path"]), of.part)
+            kinds = one.fields if one else {}
+            for name, inner in (node.get("init_args") or {}).items():
+                yield from class_nodes(inner, kinds.get(name, listed.UNLISTED), f"{key}.{name}")
     elif isinstance(value, Mapping):
-        group = group_in(kind)
         for name, inner in value.items():
-            below = fields(group)[name].kind if group else inner_kind(kind, dict)
-            yield from class_nodes(inner, below, _join(key, str(name)))
-
-
-_UNLISTED = object()
-"""In the place of a type: of an argument of a class that is not on the list, which may take a class."""
+            if isinstance(inner, Mapping | list):
+                yield from class_nodes(inner, of.below(name), _join(key, str(name)))
 
 
 def keys_of_classes(layers: Iterable[Mapping[str, Any]]) -> dict[str, Key]:
@@ -223,68 +159,38 @@ def _keys_in(tree: Tree) -> dict[str, Key]:
     known: dict[str, Key] = {}
     for key, kind, node in class_nodes(tree):
         one = listed.listed(node["class_path"], kind)
-        if one is None:
-            continue
-        for name, argument in one.arguments.items():
-            whole_name = f"{key}.{name}"
-            known[whole_name] = replace(argument, name=whole_name)
+        for name, argument in one.arguments.items() if one else ():
+            known[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
     return known
 
 
-def _losses_in(tree: Mapping[str, Any]) -> list[str]:
-    """The names of the losses in merged settings that have a class, for hints."""
-    model = tree.get("model") or {}
-    losses = model.get("distill_losses") or {}
-    names = []
-    for name, node in losses.items():
-        if isinstance(node, dict) and node["class_path"]:
-            names.append(name)
-    return names
-
-
-def check_meant(key: str, value: object, names: Sequence[str]) -> None:
-    """Refuses what a run can't use, and what other programs' users mean by a value.
+def check_meant(key: str, value: object) -> None:
+    """Refuses what a run can't use, and what other programs' users mean by a value (:data:`kd.config.suggest.FILE`).
 
     Args:
         key: where the value is given, as ``--keys`` has it.
         value: as it is given.
-        names: of the entries that the setting had before: of ``model.distill_losses`` its losses.
 
     Raises:
         UserError: with the setting that is meant, or why the value can't be used.
     """
-    suggestion = meant_by(key, value, names)
-    if suggestion:
+    table = words()
+    meant = ""
+    if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key):
+        meant = f"{key}.weight=0"
+    elif isinstance(value, str) and key in table["groups"]:
+        target = table["groups"][key]
+        names = read(declared(target)).allowed
+        meant = f"{target}={next(iter(nearest(value, names)), value)}"
+    elif isinstance(value, str):
+        meant = table["values"].get(key, {}).get(value.lower(), "")
+        meant = f"{key}={meant}" if meant and "=" not in meant else meant
+    if meant:
         shown = "null" if value is None else value
-        raise UserError(f"{key}: got '{shown}'; did you mean '{suggestion}'?")
-    why = words_of_others()["reasons"].get(key, {}).get(str(value))
+        raise UserError(f"{key}: got '{shown}'; did you mean '{meant}'?")
+    why = table["reasons"].get(key, {}).get(str(value))
     if why:
         raise UserError(f"{key}: {why}")
-
-
-def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
-    """The setting that other programs' users mean by a value, for a hint; "" where it is none.
-
-    Args:
-        key: that was given the value.
-        value: as YAML reads it.
-        losses: names of the run's losses.
-    """
-    if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key):
-        return f"{key}.weight=0"
-    if not isinstance(value, str) or value.endswith((".yaml", ".yml")):
-        return ""
-    if key == "optim":
-        near_names = nearest(value, timm_names("optim"))
-        name = next(iter(near_names), value.lower())
-        return f"optim.name={name}"
-    if key == "model.distill_losses":
-        loss = next(iter(losses), "kd")
-        return f"{key}.{loss}={value}"
-    if key in words_of_others()["groups"]:
-        return f"{words_of_others()['groups'][key]}={value}"
-    meant = words_of_others()["values"].get(key, {}).get(value.lower(), "")
-    return f"{key}={meant}" if meant and "=" not in meant else str(meant)
 
 
 class _Merge:
@@ -304,10 +210,10 @@ class _Merge:
     def all_of(self, tree: Tree, layers: Iterable[Mapping[str, Any]]) -> Tree:
         """A tree with layers put on top, the last one strongest."""
         for layer in layers:
-            tree = self.put(tree, [], layer, Settings, "")
+            tree = self._put(tree, [], layer, Settings, "")
         return tree
 
-    def put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:
+    def _put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:
         """What a place holds once ``value`` is put at ``path`` below it.
 
         Args:
@@ -321,84 +227,79 @@ class _Merge:
         Raises:
             UserError: a name or a value that the place can't have.
         """
-        group = group_in(kind)
+        of = read(kind)
         if not path:
-            if isinstance(value, Word):
-                value = value.of(kind)
-            check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
-            is_off = value is None and NoneType in plain_members(kind)
-            if group and not isinstance(value, Mapping) and not is_off:
+            value = value.of(kind) if isinstance(value, Word) else value
+            check_meant(plain(key), value)
+        if of.part is not None:
+            return self._put_class(before, path, value, of.part, key)
+        if path and not of.holds:
+            problem = f"{key} has no keys of its own, it is {of.text}"
+            raise UserError(f"no key '{_join(key, path[0].removesuffix('+'))}': {problem}")
+        if not path and not isinstance(value, Mapping):
+            if of.group and not (value is None and NoneType in of.types):
                 got = "null" if value is None else value
-                of_model = f"{key}.arch=NAME, {key}.checkpoint=FILE"
-                own = of_model if "checkpoint" in fields(group) else f"{key}.NAME=VALUE"
+                is_model = "checkpoint" in fields(of.group)
+                names = ("arch=NAME", "checkpoint=FILE") if is_model else ("NAME=VALUE",)
+                own = ", ".join(f"{key}.{name}" for name in names)
                 raise UserError(f"{key}: has settings of its own ({own}), got '{got}'")
-        class_kind = listed.kind_of(kind)
-        if class_kind:
-            return self._put_class(before, path, value, class_kind, key)
-        present: Tree = dict(before) if isinstance(before, Mapping) else {}
-        if path:
-            return self._put_below(present, path, value, kind, key)
-        if not isinstance(value, Mapping) or not (group or takes(kind, {})):
             return value
-        for name in value:
-            if not isinstance(name, str):  # YAML reads 007 as 7
-                raise UserError(f"{plain(key)}: a name is text, got {name}")
-        if group:  # it is added to
-            for name, inner in value.items():
-                present = self._put_below(present, name.split("."), inner, kind, key)
-            return present
-        below = inner_kind(kind, dict)
-        return {
-            name: self.put(present.get(name), [], inner, below, _join(key, name))
-            for name, inner in value.items()
-        }
+        if not path and not of.holds:
+            return value
+        given = {".".join(path): value} if path else value
+        old = before if isinstance(before, Mapping) else {}
+        return self._onto(old, given, of.below, key, adds=bool(path or of.group))
 
-    def _put_below(
-        self, present: Tree, path: list[str], value: object, kind: object, key: str
+    def _onto(
+        self,
+        old: Mapping[str, Any],
+        given: Mapping[str, Any],
+        kinds: Callable[[str], object],
+        key: str,
+        adds: bool = True,
     ) -> Tree:
-        """The entries of a place, ``present``, with a value put at a path below it; an unknown name is noted in
-        :attr:`unknown`. Arguments as of :meth:`put`.
+        """The entries of a place with others put on top.
 
-        Raises:
-            UserError: the place has no keys.
+        Args:
+            old: the entries.
+            given: the others, by their names or the paths from the place to them.
+            kinds: the type of the entry of a name; None: there is none, which is noted in :attr:`unknown`.
+            key: the place.
+            adds: entries that are not given stay, and names are paths.
         """
-        name, *rest = path
-        adds = name.endswith("+") and not rest
-        name = name.removesuffix("+")
-        inner_key = _join(key, name)
-        group = group_in(kind)
-        if (group is not None and name not in fields(group)) or inner_key in FILLED:
-            check_meant(inner_key, value.value if isinstance(value, Word) else value, [])
-            self.unknown.append(".".join([inner_key, *rest]))
-            return present
-        if group is None and not takes(kind, {}):
-            problem = f"{key} has no keys of its own, it is {in_words(kind)}"
-            raise UserError(f"no key '{inner_key}': {problem}")
-        below = fields(group)[name].kind if group else inner_kind(kind, dict)
-        before = present.get(name)
-        if not adds:
-            return {**present, name: self.put(before, rest, value, below, inner_key)}
-        if isinstance(value, Word):
-            value = value.value
-        if inner_kind(below, dict) is not Any:
-            raise UserError(f"{inner_key}: has names: {inner_key}.NAME={value}")
-        more = self.put(None, [], value if isinstance(value, list) else [value], below, inner_key)
+        new = dict(old) if adds else {}
+        for path, value in given.items():
+            if not isinstance(path, str):  # YAML reads 007 as 7
+                raise UserError(f"{plain(key)}: a name is text, got {path}")
+            first, *rest = path.split(".") if adds else [path]
+            name = first.removesuffix("+")
+            inner_key = _join(key, name)
+            kind = kinds(name)
+            before = (new if adds else old).get(name)
+            if kind is None or inner_key == FILLED:
+                check_meant(inner_key, _plain(value))
+                self.unknown.append(".".join([inner_key, *rest]))
+            elif first == name or rest:
+                new[name] = self._put(before, rest, value, kind, inner_key)
+            else:
+                new[name] = self._added(before, _plain(value), kind, inner_key)
+        return new
+
+    def _added(self, before: Value, value: Value, kind: object, key: str) -> list[Any]:
+        """A list with more at its end."""
+        if read(kind).entries is not Any:
+            raise UserError(f"{key}: has names: {key}.NAME={value}")
         items = before or []
         if not isinstance(items, list):
             items = [items]
-        return {**present, name: [*items, *more]}
+        more = value if isinstance(value, list) else [value]
+        return [*items, *self._put(None, [], more, kind, key)]
 
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
     ) -> object:
-        """A class in the layer's form (a name, a mapping, a list of them) put onto the one that is there.
-
-        Args:
-            before: the place's value so far.
-            path: names from the place on; of a list, what follows is of the class that was added last.
-            value: the layer's.
-            kind: of class that the place takes.
-            key: the place.
+        """A class in the layer's form (a name, a mapping, a list of them) put onto the one that is there; arguments as of
+        :meth:`_put`, ``kind`` is the kind of class. Of a list, a path is one of the class that was added last.
 
         Returns:
             ``{"class_path", "init_args"}``, of a list one for each item; a word such as ``auto``, and null, as it is.
@@ -410,34 +311,29 @@ class _Merge:
             *earlier, last = before
             return [*earlier, self._put_class(last, path, value, kind, key)]
         if path:
-            is_form = path in (["class_path"], ["init_args"])
-            value = {".".join(path): value.value if is_form and isinstance(value, Word) else value}
-        if isinstance(value, list):
+            value = {".".join(path): value}
+        elif isinstance(value, list):
             return [self._put_class(None, [], item, kind, key) for item in value]
-        if isinstance(value, str) and not _is_word(value, kind):
+        elif isinstance(value, str) and not _is_word(value, kind):
             value = {"class_path": value}
         if not isinstance(value, Mapping):
             return value
         node: Tree = {"class_path": "", "init_args": {}}
         if isinstance(before, Mapping) and "class_path" in before:
-            node = {**before}
-        arguments = dict(value)
-        path_of_class = arguments.pop("class_path", "")
-        if path_of_class != "":
-            node = self._renamed(node, path_of_class, kind, key)
-        more = arguments.pop("init_args", None) or {}
+            node = dict(before)
+        arguments = {str(name).removeprefix("init_args."): inner for name, inner in value.items()}
+        name = _plain(arguments.pop("class_path", ""))
+        if name != "":
+            node = self._renamed(node, name, kind, key)
+        more = _plain(arguments.pop("init_args", None)) or {}
         if not isinstance(more, Mapping):
             problem = f"must be settings (NAME: VALUE), got '{str(more)[:80]}'"
             raise UserError(f"{key}.init_args: {problem}")
         one = listed.listed(node["class_path"], kind)
-        inner = dict(node["init_args"])
-        for path_of_argument, given in {**arguments, **more}.items():
-            name, *rest = str(path_of_argument).removeprefix("init_args.").split(".")
-            if one is not None and one.all_known and name not in one.fields:
-                self.unknown.append(f"{key}.{name}")
-                continue
-            below = one.fields.get(name, Any) if one else Any
-            inner[name] = self.put(inner.get(name), rest, given, below, f"{key}.{name}")
+        known = one.fields if one else {}
+        others = None if one and one.all_known else Any
+        given = {**arguments, **more}
+        inner = self._onto(node["init_args"], given, lambda name: known.get(name, others), key)
         return {**node, "init_args": inner}
 
     def _renamed(self, node: Tree, path: object, kind: str, key: str) -> Tree:
@@ -458,22 +354,18 @@ class _Merge:
             problem = f"must be the name of a class, got {str(path)[:80]}"
             raise UserError(f"{key}.class_path: {problem}")
         one = listed.listed(path, kind)
-        if one is not None:
-            path = one.name
-        elif problem := listed.unknown_class(
-            kind, path, bool(NAME.fullmatch(path)) or "${" in path
-        ):
-            raise UserError(f"{plain(key)}: {problem}")
-        elif "." not in path:
-            path = f"{listed.module_of(kind)}.{path}"
+        is_name = NAME.fullmatch(path) or "${" in path
+        if one is None and not (is_name and listed.may_be_imported(kind, path)):
+            raise UserError(f"{plain(key)}: {listed.no_class(kind, path)}")
+        path = one.name if one else listed.lightnings(kind).get(path, path)
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
-            names: Iterable[str] = ()
-            if one is not None:
-                names = one.fields
-            elif self.trusted is not None:
+            names: Iterable[str] = one.fields if one else ()
+            if one is None and self.trusted is not None:
                 names = parameters_of(class_named(path, kind, key, self.trusted))
-            arguments = {name: value for name, value in arguments.items() if name in names}
+            arguments = dict(arguments)
+            for name in arguments.keys() - {*names}:
+                del arguments[name]
         return {"class_path": path, "init_args": arguments}
 
     # -- with defaults, in the settings' types --------
@@ -485,16 +377,15 @@ class _Merge:
             UserError: the first value that is wrong, by its key.
         """
         try:
-            settings = whole_settings().validate_python(given, context=self)
+            tree: Tree = as_tree(_settings().validate_python(given, context=self))
         except ValidationError as error:
             key, problem = problem_in(error)
-            place, _, name = key.rpartition(".")
-            if place == "model.distill_losses" and problem.startswith(NAMELESS):
-                raise no_such_loss(name, _losses_in(given)) from error
+            if key.startswith("model.distill_losses.") and problem.startswith(NAMELESS):
+                losses = given["model"]["distill_losses"].items()
+                known = [name for name, node in losses if node and node["class_path"]]
+                raise no_such_loss(key.rpartition(".")[2], known) from error
             raise UserError(f"{key}: {problem}") from error
-        tree: Tree = as_tree(settings)
-        for place, name in (key.split(".") for key in FILLED):
-            del tree[place][name]
+        del tree["data"]["seed"]  # that of the run
         return tree
 
     def part(self, value: Value, kind: str) -> object:
@@ -518,22 +409,18 @@ class _Merge:
             raise ValueError(listed.no_class(kind, str(value)))
         path, given = value["class_path"], value["init_args"]
         if not path:
-            raise ValueError(f"{NAMELESS}, got {', '.join(map(str, given))[:80]}")
+            names = ", ".join(map(str, given))[:80]
+            raise ValueError(f"{NAMELESS}, got {names}")
         one = listed.listed(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
-        known = {}
-        others = {}
-        takes_any = is_trusted(one.name, self.trusted or NOTHING)
-        for name, inner in given.items():
-            if name in one.arguments:
-                known[name] = inner
-            elif takes_any:
-                others[name] = inner
-            elif inner is not None:  # null is as good as not given
+        known = {name: inner for name, inner in given.items() if name in one.arguments}
+        others = {name: inner for name, inner in given.items() if name not in known}
+        if not is_trusted(one.name, self.trusted or NOTHING):  # null is as good as not given
+            for name in (name for name, inner in others.items() if inner is not None):
                 raise refused(name, unlisted(one))
-        made = one.model.validate_python(known, context=self)
-        arguments = as_tree(made)
+            others = {}
+        arguments = as_tree(one.model.validate_python(known, context=self))
         for name, argument in one.arguments.items():
             if name not in known and not argument.default:
                 del arguments[name]
@@ -541,17 +428,13 @@ class _Merge:
 
 
 @cache
-def whole_settings() -> TypeAdapter[Any]:
-    """All settings as one group: those of :mod:`kd.settings`, with Lightning's own ones of its Trainer."""
-    kinds = {}
-    defaults = {}
-    for name, key in fields(TrainerSettings).items():
-        kinds[name] = key.kind
-        defaults[name] = partial(getattr, key, "value")
-    trainer = group_of("Trainer", kinds, defaults)
-    of_trainer = {"trainer": trainer}
-    whole = group_of("Whole", of_trainer, of_trainer, Settings)
-    return TypeAdapter(whole)
+def _settings() -> TypeAdapter[Any]:
+    return TypeAdapter(Settings)
+
+
+def _plain(value: Value) -> Value:
+    """A word of the command line as YAML reads it; any other value as it is."""
+    return value.value if isinstance(value, Word) else value
 
 
 def _is_word(value: str, kind: str) -> bool:

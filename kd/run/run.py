@@ -74,8 +74,6 @@ class Run:
         self.overrides = overrides
         self.cluster: Cluster | None = None  # the launcher's job; None: this machine alone
         self.marker: Path | None = None  # file that names the run's folder for a restarted job
-        # the learning rate of the recipe's file; None: it has none
-        self.recipe_lr: float | None = None
         # a line about the precision that kd has chosen; "": it was set, or the choice is the usual one
         self.precision_note = ""
 

@@ -13,8 +13,6 @@ from typing import Any
 from kd.config.parts import class_of, listed
 from kd.data.info import LISTS
 from kd.errors import UserError
-from kd.run import files
-from kd.run.paths import SETTINGS
 from kd.run.resolve import Value, merged, words_of
 from kd.settings import ALLOWED_LOSSES, loss_refused_by
 from kd.storage.objects import is_url
@@ -22,8 +20,8 @@ from kd.storage.weights_files import FILES
 
 SOURCE = "data.source"
 LOSSES = "model.distill_losses"
-TEACHER = r"model\.(teacher|teachers\.[^.]+)"
-"""The keys of teachers."""
+MODEL = r"model\.(student|teacher|teachers\.[^.]+)"
+"""The keys of models."""
 PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
 """The tasks that exchange a recipe's settings: by the name of their class what pictures are labelled with, for messages."""
 
@@ -42,42 +40,35 @@ def written_out(
         of two words for one key the later one counts. And lines that report what follows from the task.
 
     Raises:
-        UserError: a folder that is missing, a file that is no list of pictures, or answers that are neither a folder nor
-            a class.
+        UserError: a folder that is missing, or answers that are neither a folder nor a class.
     """
     files_say = merged(contents)
-    source_path = str(at(files_say, f"{SOURCE}.class_path") or "")
     words: list[str] = []
     notes: list[str] = []
     for word in overrides:
-        key = word.partition("=")[0]
+        key, _, place = word.partition("=")
+        full = [word]
         if key == SOURCE:
-            words += _source(word, source_path)
-        elif key.endswith(".answers"):
-            words += _answers(word)
-        elif re.fullmatch(rf"{TEACHER}|model\.student", key):
-            of_model = _model(word)
-            words += of_model
-            notes += [f"{word}: {' '.join(of_model)}"] if of_model != [word] else []
-        else:
-            words.append(word)
+            full = _source(place, files_say)
+        elif re.fullmatch(rf"{MODEL}\.answers", key):
+            full = _answers(key, place)
+        elif re.fullmatch(MODEL, key):
+            full = _model(key, place)
+            notes += [f"{word}: {' '.join(full)}"] if full != [word] else []
+        words += full
     given = dict(word.split("=", 1) for word in words if "=" in word)
     names_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
-    if (
-        names_list
-        and SOURCE not in given
-        and class_of(at(files_say, SOURCE)) in ("", "ImageFolder")
-    ):
+    of_files = class_of(_at(files_say, SOURCE))
+    if names_list and SOURCE not in given and of_files in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
-    tree = merged([*contents, *words_of(words)])
-    task, implied = _words_of_task(given, files_say, tree, names_list)
+    task, implied = _of_task(given, files_say, merged([*contents, *words_of(words)]), names_list)
     reported = [word for word in implied if not word.startswith("data.source.multi_label")]
     if reported and task in PICTURES_WITH:
         notes += [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
     return [*_without_arguments(given, files_say), *words, *implied], notes
 
 
-def at(settings: Mapping[str, Any], key: str) -> Value:
+def _at(settings: Mapping[str, Any], key: str) -> Value:
     """The value at a dotted key of nested settings; None for a key that is not there."""
     value: Any = settings
     for name in key.split("."):
@@ -85,13 +76,13 @@ def at(settings: Mapping[str, Any], key: str) -> Value:
     return value
 
 
-def _words_of_task(
+def _of_task(
     given: Mapping[str, str],
     files_say: Mapping[str, Any],
     tree: Mapping[str, Any],
     names_list: bool,
 ) -> tuple[str, list[str]]:
-    """The task, and the words ``KEY=VALUE`` that follow from the task, or from several labels or numbers in a list.
+    """The task, and the words ``KEY=VALUE`` that follow from it, or from several labels or numbers in a list.
 
     Args:
         given: words of the command line, by key.
@@ -104,56 +95,61 @@ def _words_of_task(
         no list needs more.
     """
     words: list[str] = []
-    of_files = class_of(at(files_say, "model.task")) or "Classification"
-    task = class_of(at(tree, "model.task")) or of_files
-    is_manifest = class_of(at(tree, SOURCE)) == "Manifest"
-    arguments = at(tree, f"{SOURCE}.init_args") or {}
+
+    def add(key: str, value: object) -> None:
+        if not given.keys() & {key, f"{key}.class_path"}:
+            words.append(f"{key}={value}")
+
+    of_files = class_of(_at(files_say, "model.task")) or "Classification"
+    task = class_of(_at(tree, "model.task")) or of_files
+    arguments = _at(tree, f"{SOURCE}.init_args") or {}
     label = arguments.get("label_column") or "label"
-    if (
-        is_manifest
-        and task == "Classification"
-        and not given.keys() & {"model.task", "model.task.class_path"}
-    ):
+    is_manifest = class_of(_at(tree, SOURCE)) == "Manifest"
+    is_typed = given.keys() & {"model.task", "model.task.class_path"}
+    if is_manifest and task == "Classification" and not is_typed:
         if arguments.get("targets"):
             task = "Regression"
         elif arguments.get("multi_label") or isinstance(label, list):
             task = "MultiLabel"
         words += [f"model.task={task}"] if task != "Classification" else []
-    if task == "MultiLabel" and is_manifest and f"{SOURCE}.multi_label" not in given:
-        words.append(f"{SOURCE}.multi_label=true")
-    if task == "Regression" and names_list and not arguments.get("targets"):
-        # a table without a header has columns without names
-        words += [] if str(label).isdecimal() else [f"{SOURCE}.targets=[{label}]"]
-    if task == of_files or task not in PICTURES_WITH:
-        return task, words
-    for key in ("data.augment.mixup", "data.augment.cutmix"):
-        if key not in given and at(files_say, key):
-            words.append(f"{key}=0")
-    if at(tree, "model.student.head") is False or given.keys() & {LOSSES, "model"}:
-        return task, words
-    for name, loss in (at(files_say, LOSSES) or {}).items():
-        key = f"{LOSSES}.{name}"
-        is_typed = given.keys() & {key, f"{key}.class_path"}
-        if not is_typed and loss_refused_by(task, class_of(loss)):
-            words.append(f"{key}={ALLOWED_LOSSES[task][0]}")
+    if is_manifest and task == "MultiLabel":
+        add(f"{SOURCE}.multi_label", "true")
+    # a table without a header has columns without names
+    has_columns = names_list and not str(label).isdecimal()
+    if task == "Regression" and has_columns and not arguments.get("targets"):
+        add(f"{SOURCE}.targets", f"[{label}]")
+    if task != of_files and task in PICTURES_WITH:
+        for key, value in _exchanged(task, files_say).items():
+            keeps_losses = _at(tree, "model.student.head") is False or given.keys() & {
+                LOSSES,
+                "model",
+            }
+            if not (keeps_losses and key.startswith(LOSSES)):
+                add(key, value)
     return task, words
 
 
-def _answers(word: str) -> list[str]:
-    """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument; any other word as it is.
+def _exchanged(task: str, files_say: Mapping[str, Any]) -> dict[str, object]:
+    """The settings of files that a task does not take, and in their places those that it does."""
+    mixing = ("data.augment.mixup", "data.augment.cutmix")
+    exchanged: dict[str, object] = {key: 0 for key in mixing if _at(files_say, key)}
+    for name, loss in (_at(files_say, LOSSES) or {}).items():
+        if loss_refused_by(task, class_of(loss)):
+            exchanged[f"{LOSSES}.{name}"] = ALLOWED_LOSSES[task][0]
+    return exchanged
+
+
+def _answers(key: str, place: str) -> list[str]:
+    """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument.
 
     Args:
-        word: ``model.teacher.answers=PLACE`` or ``model.teachers.NAME.answers=PLACE``: a folder or URL that ``kd-cache
-            from=`` has filled, or the class path of a teacher of one's own.
+        key: ``model.teacher.answers`` or ``model.teachers.NAME.answers``.
+        place: a folder or URL that ``kd-cache from=`` has filled, or the class path of a teacher of one's own.
 
     Raises:
         UserError: none of these.
     """
-    key, _, place = word.partition("=")
-    if not re.fullmatch(rf"{TEACHER}\.answers", key):
-        return [word]
     teacher = key.removesuffix(".answers")
-    builder = f"{teacher}.builder"
     # the recipe's own teacher is not used
     words = [f"{teacher}.checkpoint=null", f"{teacher}.recipe=null"]
     if re.match(r"https?://", place) or place.endswith((".csv", ".parquet", ".safetensors")):
@@ -162,30 +158,30 @@ def _answers(word: str) -> list[str]:
             "and prints the folder to name here"
         )
     if is_url(place) or Path(place).is_dir():
-        return [*words, f"{builder}=StoredAnswers", f"{builder}.folder={place}"]
+        return [*words, f"{teacher}.builder=StoredAnswers", f"{teacher}.builder.folder={place}"]
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", place):
-        return [*words, f"{builder}={place}"]
+        return [*words, f"{teacher}.builder={place}"]
     raise UserError(
         f"{key}: must be a folder that kd-cache from=PLACE has filled, or a class path, got '{place}'"
     )
 
 
-def _model(word: str) -> list[str]:
+def _model(key: str, place: str) -> list[str]:
     """``model.teacher=PLACE``, or a student's, as the settings that load it; any other word as it is.
 
     Args:
-        word: ``key=value``: a file or folder of weights, ``timm/NAME`` (timm's pre-trained weights), or the name of a
-            model of transformers on the hub, ``OWNER/NAME``; both may begin with ``hf-hub:``.
+        key: of the model.
+        place: a file or folder of weights, ``timm/NAME`` (timm's pre-trained weights), or the name of a model of
+            transformers on the hub, ``OWNER/NAME``; both may begin with ``hf-hub:``.
     """
-    key, _, place = word.partition("=")
-    if place.startswith("{"):
-        return [word]
     hub = re.fullmatch(r"(?:hf[-_]hub:)?([\w-]+)/([\w.-]+)", place)
-    if is_url(place) or place.endswith(FILES) or Path(place).exists():
+    is_plain = not place.startswith("{")
+    if is_plain and (is_url(place) or place.endswith(FILES) or Path(place).exists()):
         return [f"{key}.checkpoint={place}"]
     if hub is None:
-        return [word]
-    words = [f"{key}.checkpoint=null"]  # the recipe's own is not used
+        return [f"{key}={place}"]
+    # the recipe's own is not used
+    words = [f"{key}.checkpoint=null"]
     if key != "model.student":
         words.append(f"{key}.recipe=null")
     if hub[1] == "timm":
@@ -194,67 +190,33 @@ def _model(word: str) -> list[str]:
     return [*words, f"{builder}=HuggingFaceBuilder", f"{builder}.path={hub[1]}/{hub[2]}"]
 
 
-def as_typed(message: str, words: Sequence[str]) -> str:
-    """A message with ``model.teacher.answers`` in the place of the ``builder`` that it has become, where that was typed.
-
-    Args:
-        message: of a user's error; it begins with its key.
-        words: of the command line, as they were typed.
-
-    >>> as_typed("model.teacher.builder: no class 'a.B'", ["model.teacher.answers=a.B"])
-    "model.teacher.answers: no class 'a.B'"
-    """
-    for word in words:
-        typed = re.match(r"(?:--)?(model\.(?:teacher|teachers\.[^.=]+))\.answers=", word)
-        if typed is None:
-            continue
-        builder = f"{typed[1]}.builder"
-        if message.startswith((f"{builder}: ", f"{builder} ")):
-            return f"{typed[1]}.answers{message.removeprefix(builder)}"
-    return message
-
-
-def _source(word: str, source_path: str) -> list[str]:
+def _source(place: str, files_say: Mapping[str, Any]) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is.
 
     A recipe's source that :attr:`~kd.data.sources.Source.takes_folder` gets the folder as its argument alone.
 
-    Args:
-        word: ``key=value``.
-        source_path: the class of the files' ``data.source``; "" without one.
-
     Raises:
-        UserError: a YAML file that names no source, or a folder that is not there.
+        UserError: a folder that is not there.
     """
-    path = word.partition("=")[2]
-    if path.startswith("{") or listed(path, "source"):
-        return [word]
-    if path.endswith(SETTINGS):
-        if Path(path).is_file() and "class_path" not in files.read(Path(path)):
-            raise UserError(
-                f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
-                f"them ({', '.join(LISTS)})"
-            )
-        return [word]
-    if path.lower().endswith(LISTS):
-        return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
-    if not (is_url(path) or Path(path).is_dir()):
-        if "/" in path and not Path(path).exists():
-            raise UserError(f"{SOURCE}: folder {path} not found")
-        return [word]
+    if place.startswith("{") or listed(place, "source"):
+        return [f"{SOURCE}={place}"]
+    if place.lower().endswith(LISTS):
+        return [f"{SOURCE}=Manifest", f"{SOURCE}.train={place}"]
+    if not (is_url(place) or Path(place).is_dir()):
+        if "/" in place and not Path(place).exists():
+            raise UserError(f"{SOURCE}: folder {place} not found")
+        return [f"{SOURCE}={place}"]
     from kd.data.sources import class_at
 
-    kind = class_at(source_path)
-    if kind is not None and kind.takes_folder:
-        return [f"{SOURCE}.root={path}"]
-    name = "ImageFolder"
-    if Path(path, "train.json").is_file():
-        name = "Shards"
-    return [f"{SOURCE}={name}", f"{SOURCE}.root={path}"]
+    of_files = class_at(_at(files_say, f"{SOURCE}.class_path"))
+    if of_files is not None and of_files.takes_folder:
+        return [f"{SOURCE}.root={place}"]
+    name = "Shards" if Path(place, "train.json").is_file() else "ImageFolder"
+    return [f"{SOURCE}={name}", f"{SOURCE}.root={place}"]
 
 
 def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
-    """A word ``GROUP.kwargs={}`` for each model whose typed ``arch`` is of another family than the files': their
+    """A word ``GROUP.kwargs={}`` for each model whose typed ``arch`` is of another family (``vit``) than the files': their
     ``kwargs`` are for that one. It comes before the typed words, so typed ``kwargs`` count.
 
     Args:
@@ -263,16 +225,12 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
     """
     words: list[str] = []
     for key, arch in given.items():
-        place, _, name = key.rpartition(".")
-        model = at(files_say, place)
-        if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
+        place = key.removesuffix(".arch")
+        model = _at(files_say, place)
+        if place == key or not isinstance(model, dict) or not model.get("kwargs"):
             continue
-        if _family(arch) != _family(str(model.get("arch"))):
+        names = [name.rpartition("/")[2] for name in (arch, str(model.get("arch")))]
+        families = [re.findall("[a-z]+", name)[:1] for name in names]
+        if families[0] != families[1]:
             words.append(f"{place}.kwargs={{}}")
     return words
-
-
-def _family(arch: str) -> str:
-    """The first letters of an architecture's name: ``vit`` of ``vit_tiny_patch16_224``."""
-    letters = re.search("[a-z]+", arch.rpartition("/")[2])
-    return letters[0] if letters else ""

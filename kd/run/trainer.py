@@ -144,7 +144,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         Loggers(run.loggers, run.build_loggers, flatten(masked(run.written))),
         LearningRate(),
         LastStep(),
-        Finite(_rate(run)),
+        Finite(f"optim.lr={run.config['optim']['lr']:g}"),
         preemption,
         monitor,
         best,
@@ -180,17 +180,6 @@ def _check_trainer(run: Run, trainer: Trainer, plugins: list[object]) -> None:
     if on_cpu and precision in ("16", "16-mixed"):
         instead = "a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
         raise UserError(f"trainer.precision: {precision} needs a GPU, {instead}")
-
-
-def _rate(run: Run) -> str:
-    """The learning rate as ``optim.lr=0.001``, with the recipe's where it is another one: for the message of a loss that
-    is NaN.
-    """
-    lr = run.config["optim"]["lr"]
-    rate = f"optim.lr={lr:g}"
-    if run.recipe_lr in (None, lr):
-        return rate
-    return f"{rate} (the recipe's: {run.recipe_lr:g})"
 
 
 def _as_list(value: object) -> list[object]:

@@ -50,7 +50,10 @@ def masked(tree: Tree, key: str = "") -> Tree:
     """
     shown: object = tree
     if isinstance(tree, dict):
-        shown = {name: masked(value, f"{key}.{name}") for name, value in tree.items()}
+        shown = {
+            name: masked(value, f"{key}.{name}") if isinstance(value, dict | list | str) else value
+            for name, value in tree.items()
+        }
     elif isinstance(tree, list):
         shown = [masked(value, key) for value in tree]
     elif isinstance(tree, str):

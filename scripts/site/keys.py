@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from kd.config.kinds import Key  # noqa: E402
 from kd.config.parts import of_kind  # noqa: E402
 from kd.run import keys  # noqa: E402
 from kd.run.paths import LISTS, PARTS  # noqa: E402
@@ -72,7 +73,7 @@ def cell(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|").replace("\n", " ")
 
 
-def row(key: keys.Key, name: str, with_help: bool) -> str:
+def row(key: Key, name: str, with_help: bool) -> str:
     """``| key | type | default | what it does |``."""
     default = f"`{cell(key.default)}`" if key.default else "must be given"
     return f"| `{name}` | `{cell(key.type)}` | {default} | {cell(key.text) if with_help else ''} |"

@@ -92,7 +92,7 @@ def test_a_source_is_listed_checked_and_trained_on_by_its_own_file(
     assert splits.info().counts == [2, 2]
     monkeypatch.setattr(Listed, "needs", ("no_such_package", "hf"))
     with pytest.raises(UserError, match="data.source: Listed needs the extra hf"):
-        check_needs(config, [])
+        check_needs(config)
 
 
 def test_no_other_file_names_a_source() -> None:

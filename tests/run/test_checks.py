@@ -50,17 +50,6 @@ def test_a_size_that_patches_do_not_divide_is_noted() -> None:
     assert not notes_on_patches({"a": padded, "b": {**model, "kwargs": {}}})
 
 
-def test_a_misspelt_class_of_ones_own_file_is_told_before_torch(tmp_path: Path) -> None:
-    (tmp_path / "my_nets.py").write_text("import torch\nclass Nets:\n    pass\n")
-    items = ["recipe=foodtag_vit", "model.student.builder=my_nets.Netz"]
-    code = f"import sys; from kd.cli import main; print(main('train', {items}), 'torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2 False\n"
-    assert "no class 'my_nets.Netz'; did you mean 'my_nets.Nets'?" in done.stderr
-
-
 def test_a_least_number_of_epochs_beyond_the_end_is_refused() -> None:
     for given, told in (
         (

@@ -1,7 +1,6 @@
 """Nested settings as dotted keys."""
 
-from kd.config.trees import flatten
-from kd.run.files import leaves
+from kd.config.trees import flatten, leaves
 
 
 def test_leaves() -> None:

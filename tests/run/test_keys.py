@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from kd.cli import train_main
-from kd.config.kinds import allowed_words
+from kd.config.kinds import read
 from kd.config.suggest import suggest, words
 from kd.config.trees import flatten
 from kd.errors import UserError
@@ -161,7 +161,7 @@ def accepted() -> list[str]:
 
 
 def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
-    found = {guess: suggest(guess, accepted, ["kd"]) for guess in GUESSES}
+    found = {guess: suggest(guess, accepted) for guess in GUESSES}
     missed = {guess: found[guess] for guess, meant in GUESSES.items() if meant not in found[guess]}
     assert len(missed) <= len(GUESSES) // 10, missed
     open_ended = ("model.student.kwargs.", "model.teacher.kwargs.", "optim.kwargs.")
@@ -173,7 +173,12 @@ def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
 
 
 def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
-    named = {name.format(loss="kd") for names in words()["keys"].values() for name in names}
+    named = {
+        name.format(loss="kd", side="student")
+        for names in words()["keys"].values()
+        for name in names
+    }
+    named = {name for name in named if ".kwargs." not in name}
     of_lists = keys_of_classes([{"data": {"source": "Manifest"}}])
     assert named <= {*accepted, *of_lists}
 
@@ -490,5 +495,5 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
 
 def test_the_words_of_values_by_name_are_none_of_the_types() -> None:
     """``monitor.actions=stop`` was asked whether it means 'stop'."""
-    assert allowed_words(dict[str, Literal["log", "stop"]]) == []
-    assert allowed_words(Literal["log", "stop"]) == ["log", "stop"]
+    assert read(dict[str, Literal["log", "stop"]]).allowed == []
+    assert read(Literal["log", "stop"]).allowed == ["log", "stop"]

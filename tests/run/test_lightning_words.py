@@ -1,4 +1,4 @@
-"""What a user of LightningCLI types: ``fit``, ``--config FULL.yaml``, ``--print_config=skip_null``."""
+"""What a user of LightningCLI types: ``fit``, ``--config FULL.yaml``."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 
 from kd.cli import train_main
 from kd.commands import train
-from kd.run.files import read
 from kd.run.request import Request, translate
 
 
@@ -36,29 +35,6 @@ def test_a_whole_file_trains(
 def test_an_overlay_alone_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main(["config=zero"]) == 2
     assert "config=zero: an overlay needs a recipe" in capsys.readouterr().err
-
-
-def test_settings_without_nulls_mean_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "recipe=foodtag_vit",
-        "trainer.gradient_clip_val=null",
-        "model.distill_losses.kd.weight=2",
-    ]
-    texts = []
-    for flag in ("--print_config", "--print_config=skip_null"):
-        assert train_main([*words, flag]) == 0
-        texts.append(capsys.readouterr().out)
-    assert len(texts[1].splitlines()) < len(texts[0].splitlines())
-    settings = []
-    for name, text in zip(("whole", "fewer"), texts, strict=True):
-        file = tmp_path / name / "same.yaml"
-        file.parent.mkdir()
-        file.write_text(text)
-        settings.append(translate([f"recipe={file}"]).resolved())
-    assert settings[0] == settings[1]
-    assert read(tmp_path / "fewer" / "same.yaml")["trainer"]["gradient_clip_val"] is None
 
 
 def test_distill_is_another_name_of_the_recipe_for_your_pictures() -> None:

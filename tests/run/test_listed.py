@@ -7,7 +7,7 @@ import pytest
 
 from kd.cli import main
 from kd.config import parts as listed
-from kd.config.kinds import takes
+from kd.config.kinds import read, wrong
 from kd.errors import UserError
 from kd.run.resolve import resolve
 
@@ -35,8 +35,8 @@ def arguments_with_wrong_values() -> list[tuple[listed.Listed, str, object]]:
     cases = []
     for one in listed.classes():
         for name, kind in one.fields.items():
-            refused = [value for value in WRONG if not takes(kind, value)]
-            if refused and not listed.kind_of(kind):
+            refused = [value for value in WRONG if wrong(kind, value)]
+            if refused and not read(kind).part:
                 cases.append((one, name, refused[0]))
     return cases
 
@@ -47,10 +47,10 @@ def required_arguments(one: listed.Listed) -> dict[str, object]:
     for name, argument in one.arguments.items():
         if argument.default or not one.all_known:
             continue
-        if listed.kind_of(argument.kind) == "loss":
+        if read(argument.kind).part == "loss":
             given[name] = {"class_path": "KDLoss"}
         else:
-            given[name] = next(value for value in RIGHT if takes(argument.kind, value))
+            given[name] = next(value for value in RIGHT if not wrong(argument.kind, value))
     return given
 
 
@@ -84,7 +84,7 @@ def test_all_classes_of_kd_have_arguments_in_the_walk() -> None:
     walked = {one.name for one, _, _ in CASES}
     untyped = set()
     for one in listed.classes():
-        has_values = any(not listed.kind_of(kind) for kind in one.fields.values())
+        has_values = any(not read(kind).part for kind in one.fields.values())
         if one.name.startswith("kd.") and has_values and one.name not in walked:
             untyped.add(one.name)
     assert untyped == set()
@@ -94,7 +94,7 @@ def test_all_classes_of_kd_have_arguments_in_the_walk() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model.teacher.answers=no.such.Teacher"], "model.teacher.answers: no class 'no.such.Teacher'; "
+        (["model.teacher.answers=no.such.Teacher"], "model.teacher.builder: no class 'no.such.Teacher'; "
          "no.py was not found in this folder, nor on PYTHONPATH"),
         (["model.teacher.builder=no.such.Teacher", "model.teacher.checkpoint=null", "model.teacher.recipe=null"],
          "model.teacher.builder: no class 'no.such.Teacher'; no.py was not found in this folder, nor on PYTHONPATH"),

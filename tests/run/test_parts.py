@@ -11,7 +11,7 @@ import kd.data.sources
 import kd.losses
 import kd.tasks
 from kd.config import parts as listed
-from kd.config.kinds import shown
+from kd.config.kinds import read
 from kd.data.sources import Source
 from kd.losses import DistillLoss
 from kd.tasks import Task
@@ -55,6 +55,6 @@ def test_types_of_the_table() -> None:
     assert loss.arguments["temperature"].type == "a number > 0"
     assert loss.arguments["weight"].type == "a number >= 0"
     assert loss.arguments["final_temperature"].type == "a number or null > 0"
-    assert shown(listed.kind_named("dict[str, list[float]] | Literal['auto', 3]")) == (
+    assert read(listed.kind_named("dict[str, list[float]] | Literal['auto', 3]")).shown == (
         "settings (NAME: VALUE) or one of auto, 3"
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from kd.errors import UserError
-from kd.run.resolve import Word, change, class_nodes, meant_by, merged, resolve
+from kd.run.resolve import Word, change, check_meant, class_nodes, merged, resolve
 from kd.run.trust import Trust
 
 RECIPE = {
@@ -100,10 +100,14 @@ def test_mistakes_name_their_key(layer: dict, message: str) -> None:
         resolve([layer])
 
 
-def test_meant_by() -> None:
-    assert meant_by("optim", "SGD") == "optim.name=sgd"
-    assert meant_by("monitor", "val/acc1") == "checkpoint.monitor=val/acc1"
-    assert meant_by("trainer.logger", "wandb") == "trainer.logger=WandbLogger"
+def test_what_other_programs_mean_is_said() -> None:
+    for key, given, meant in [
+        ("optim", "SGD", "optim.name=sgd"),
+        ("monitor", "val/acc1", "checkpoint.monitor=val/acc1"),
+        ("trainer.logger", "wandb", "trainer.logger=WandbLogger"),
+    ]:
+        with pytest.raises(UserError, match=f"got '{given}'; did you mean '{meant}'"):
+            check_meant(key, given)
 
 
 def test_one_walk_finds_all_that_is_built() -> None:

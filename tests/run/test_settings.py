@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pytorch_lightning import Trainer
 
-from kd.config.kinds import Range, adapter, allowed_words, limits, takes
+from kd.config.kinds import Key, Range, adapter, read, wrong
 from kd.data.datamodule import DistillationDataModule
 from kd.data.info import DataInfo
 from kd.optim import OptimSpec
@@ -52,11 +52,11 @@ TEXT |= {
 """Any text is a value."""
 
 
-def wrong_values(key: keys.Key) -> list[object]:
+def wrong_values(key: Key) -> list[object]:
     """One value of another type, and one beyond each end of its range."""
-    texts = any(not isinstance(limit, Range) for limit in limits(key.kind))
+    texts = any(not isinstance(limit, Range) for limit in read(key.kind).limits)
     found: list[object] = [] if texts else ["nonsense"]
-    for limit in limits(key.kind):
+    for limit in read(key.kind).limits:
         parts = limit.text.split(" and ") if isinstance(limit, Range) else []
         found += [
             float(end) + {">=": -1, ">": 0, "<=": 1, "<": 0}[sign]
@@ -90,7 +90,7 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     assert {*items.values()} == {key.name for key in known}, (
         "a setting without a wrong value is in TEXT or CLASSES"
     )
-    plain = [key.name for key in keys.schema().values() if not takes(key.kind, {})]
+    plain = [key.name for key in keys.schema().values() if wrong(key.kind, {})]
     items |= {
         f"{name}.x=1": name for name in plain if name not in ("recipe", "seed")
     }  # a setting without keys
@@ -129,7 +129,7 @@ def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     words = [
         (key.name, word)
         for key in keys.schema().values()
-        for word in allowed_words(key.kind)
+        for word in read(key.kind).allowed
         if word in ("on", "off")
     ]
     assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
@@ -166,4 +166,4 @@ def test_settings_refuse_what_is_out_of_range() -> None:
 )
 def test_a_tuple_of_any_length_takes_lists_of_any_length(value: object, right: bool) -> None:
     """As a resumed run's config.yaml has them."""
-    assert takes(tuple[float, ...], value) is right
+    assert (not wrong(tuple[float, ...], value)) is right

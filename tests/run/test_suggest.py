@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kd.cli import train_main
-from kd.config.suggest import _runs, hint, suggest
+from kd.config.suggest import hint, suggest
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate, underscored
@@ -14,10 +14,6 @@ from kd.run.request import translate, underscored
 def test_suggest() -> None:
     assert suggest("lr", ["optim.lr", "seed", "optim.lr_batch"]) == ["optim.lr"]
     assert suggest("model.student.drop_path_rate", []) == ["model.student.kwargs.drop_path_rate"]
-
-
-def test_runs() -> None:
-    assert _runs("base_lr") == ["base_lr", "lr", "base"]
 
 
 def test_hint() -> None:

@@ -66,7 +66,7 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
     statuses, said = train(recipe, "config=zero", wide)
     assert statuses == [0, 0], said
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
-    assert summary["strategy"] == "DDP"
+    assert summary["strategy"] == "SMDDPStrategy"
     assert summary["world_size"] == 2
     account = summary["optimizer_state"]
     assert account["sharded_over"] == 2
