@@ -13,6 +13,7 @@ in FitNets' hints, arXiv 1412.6550, but solved instead of trained).
 The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hundred pictures without labels:
 
 1. Refuse pairs that have a part for which there is no formula (:mod:`~kd.distill.inherit.pair`).
+   A student of its teacher's own architecture, size and input takes its weights as they are, and nothing is fitted.
 2. Run the teacher on the pictures, cut into the student's patches (:mod:`~kd.distill.inherit.measured`).
 3. Make ``M``, (student's width, teacher's width), which maps the teacher's stream onto the student's
    (:mod:`~kd.distill.inherit.stream`): first the directions that the teacher's classifier reads, then the stream's
@@ -25,7 +26,7 @@ The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hun
    makes of *the student's own* activations what the teacher's layer gives, so that it also mends what the layers
    before it have lost; it is drawn towards the teacher's weights, cut by M. The student then runs up to the next block.
 6. Fit an attention pooling like a block (:mod:`~kd.distill.inherit.pooling`), then the classifier to the teacher's
-   logits; a copy at full size must answer as its teacher does.
+   logits.
 """
 
 from kd.distill.inherit.families import check_pair, inherit_together

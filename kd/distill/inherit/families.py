@@ -112,10 +112,16 @@ def inherit_together(
         teacher_input: how the teacher's pictures are resized and normalised.
 
     Raises:
-        ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
+        ValueError: a pair that does not fit.
     """
-    for student, _ in students:
+    smaller = []
+    for student, prepare in students:
         check_pair(student, teacher)
+        if not _becomes_teacher(student, prepare, teacher, pictures, teacher_input):
+            smaller.append((student, prepare))
+    if not smaller:
+        return
+    students = smaller
     family = family_of(teacher)
     cnn = None if family is None else family.cnn
     starts = [] if cnn is None else [cnn(student, teacher) for student, _ in students]
@@ -135,3 +141,29 @@ def inherit_together(
             start.inherit(pictures, prepare, teacher_input, shown.update)
         if not starts:
             inherit_vits(students, teacher, pictures, teacher_input, shown.update)
+
+
+def _becomes_teacher(
+    student: nn.Module,
+    prepare: Preprocess,
+    teacher: nn.Module,
+    pictures: Images,
+    teacher_input: Preprocess,
+) -> bool:
+    """Gives a student of its teacher's own size its weights as they are; False, and its weights stay, where it would answer
+    otherwise to the first pictures of the sample.
+    """
+    own = student.state_dict()
+    weights = teacher.state_dict()
+    if {name: x.shape for name, x in own.items()} != {name: x.shape for name, x in weights.items()}:
+        return False
+    before = {name: x.clone() for name, x in own.items()}
+    student.load_state_dict(weights)
+    few = pictures[:64]
+    with evaluating(teacher, student):
+        answers = student(prepare(few))
+        wanted = teacher(teacher_input(few))
+    if answers.shape == wanted.shape and torch.allclose(answers, wanted, rtol=1e-3, atol=1e-4):
+        return True
+    student.load_state_dict(before)
+    return False

@@ -1,4 +1,4 @@
-"""Which pairs of student and teacher can inherit, what they have in common, and whether a copy worked."""
+"""Which pairs of student and teacher can inherit, and what they have in common."""
 
 from collections.abc import Mapping
 
@@ -22,8 +22,6 @@ BLOCKS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
 
 NEAR = 3 / 4
 """Least side of :func:`matching_patches`, of the student's own patches: smaller ones cost far more than settings say."""
-EXACT = 0.9
-"""Least correlation of a full-size copy's logits with its teacher's; supported models reach 0.98."""
 
 
 def check_vits(student: ViT, teacher: ViT) -> None:
@@ -316,55 +314,3 @@ def kept_tokens(student: ViT, teacher: ViT, count: int) -> Tensor:
     """Places of the teacher's ``count`` tokens that the student has too, ``(L,)``: kept prefix tokens, all patches."""
     patches = range(teacher.num_prefix_tokens, count)
     return torch.tensor([*kept_prefix(student, teacher), *patches])
-
-
-def copy_is_possible(student: ViT, teacher: ViT) -> bool:
-    """Whether the two are classifiers of one architecture and size, up to layer scales."""
-    if not inherits_head(student, teacher):
-        return False
-    if student.blocks[0].attn.head_dim != teacher.blocks[0].attn.head_dim:
-        return False
-    same_shapes = weight_shapes(student) == weight_shapes(teacher)
-    return same_shapes and _weightless_kinds(student) == _weightless_kinds(teacher)
-
-
-def weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Shapes by name of all weights and buffers except layer scales, which are folded into other layers."""
-    shapes = {}
-    for name, value in model.state_dict().items():
-        if name.rpartition(".")[2] not in ("gamma", "gamma_1", "gamma_2"):
-            shapes[name] = value.shape
-    return shapes
-
-
-def _weightless_kinds(model: nn.Module) -> list[type[nn.Module]]:
-    """Classes of the modules without weights, in order: activations above all. Identities are left out."""
-    kinds = []
-    for module in model.modules():
-        has_weights = bool(list(module.parameters()))
-        if not has_weights and type(module) is not nn.Identity:
-            kinds.append(type(module))
-    return kinds
-
-
-def check_copy(copy: Tensor, original: Tensor) -> None:
-    """Refuses a copy at full size whose answers differ from the teacher's.
-
-    Args:
-        copy: the copy's logits of the sample, ``(N, C)``.
-        original: the teacher's.
-
-    Raises:
-        ValueError: their correlation, each class's mean subtracted, is below :data:`EXACT`.
-    """
-    copy = copy - copy.mean(0)
-    original = original - original.mean(0)
-    norms = float(copy.norm() * original.norm())
-    correlation = 1.0
-    if norms:
-        correlation = float((copy * original).sum()) / norms
-    if correlation < EXACT:
-        raise ValueError(
-            f"a copy of this teacher gives other outputs (correlation {correlation:.2f}): its "
-            "architecture has a part that can't be inherited"
-        )

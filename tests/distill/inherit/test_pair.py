@@ -12,8 +12,6 @@ from torch import nn
 from kd.distill.inherit import check_pair
 from kd.distill.inherit.pair import (
     centres,
-    check_copy,
-    copy_is_possible,
     final_norm,
     inherits_head,
     kept_tokens,
@@ -73,15 +71,6 @@ def test_norms_of_the_stream() -> None:
 def test_tokens_that_the_student_has_too() -> None:
     teacher, student = small_vit(reg_tokens=2), small_vit()
     assert kept_tokens(student, teacher, 19).tolist() == [0, *range(3, 19)]
-
-
-def test_a_copy_is_recognised_and_must_answer_alike() -> None:
-    assert copy_is_possible(small_vit(), small_vit())
-    assert not copy_is_possible(small_vit(16), small_vit(32))
-    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    check_copy(logits, logits + 1.0)
-    with pytest.raises(ValueError, match="can't be inherited"):
-        check_copy(logits, logits.flip(0))
 
 
 @pytest.mark.parametrize(

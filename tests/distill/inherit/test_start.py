@@ -204,16 +204,6 @@ def test_another_number_of_classes_leaves_the_head_fresh(sample: torch.Tensor) -
     assert torch.equal(student.head.weight, before)
 
 
-def test_what_is_not_understood_is_noticed(sample: torch.Tensor) -> None:
-    """A teacher that does something that no formula here knows, as timm's next release may."""
-    teacher, student = vit(0), vit(1)
-    teacher.head.register_forward_hook(lambda _module, _inputs, out: out.roll(1, dims=0))
-    with pytest.raises(
-        ValueError, match=r"a copy of this teacher gives other outputs \(correlation"
-    ):
-        inherit(student, teacher, sample, OURS, THEIRS)
-
-
 def test_dead_units(sample: torch.Tensor) -> None:
     teacher, student = vit(0), vit(1, width=32, heads=2)
     teacher.blocks[1].mlp.fc1.weight.data.zero_()
