@@ -4,7 +4,6 @@ They are checked before anything heavy is imported (:mod:`kd.run.resolve`): a fi
 of another by its group's ``__post_init__``. The text under a field is its help.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias
@@ -28,6 +27,8 @@ LARGEST_SIDE = 4096
 """Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
 # a side in pixels, or (height, width); the bound is LARGEST_SIDE
 Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1 and <= 4096")]
+# a number for red, green and blue
+Channels: TypeAlias = tuple[float, float, float]
 Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
 Positive: TypeAlias = Annotated[float, Range("> 0")]
 Weight: TypeAlias = Annotated[float, Range(">= 0")]
@@ -126,12 +127,12 @@ class ModelSettings(Checked):
     channels_last: bool = False
     """Keep pictures and weights in channels-last order, which convolutions on a GPU like."""
 
-    mean: list[float] | None = None
+    mean: Channels | None = None
     """What its input was normalised with, of each channel, of values in 0..1; default: the
     checkpoint's, else the architecture's own.
     """
 
-    std: list[float] | None = None
+    std: Annotated[Channels, Range("> 0")] | None = None
     """Likewise."""
 
     builder: Annotated[Any, AnyClass("builder")] | None = None
@@ -144,19 +145,6 @@ class ModelSettings(Checked):
     names of its weights (``teacher``, ``encoder_q``, ``net.encoder``; ``.``: the one whose names
     begin first). Default: the one that fits; of two that fit equally well none is taken.
     """
-
-    def __post_init__(self) -> None:
-        """Checks that mean and std, where given, are three numbers each."""
-        mean = self.mean
-        std = self.std
-        if mean is not None:
-            are_finite = all(map(math.isfinite, mean))
-            if len(mean) != 3 or not are_finite:
-                raise refused("mean", f"must be three numbers, got {mean}")
-        if std is not None:
-            are_positive = all(0 < value < math.inf for value in std)  # False of NaN, too
-            if len(std) != 3 or not are_positive:
-                raise refused("std", f"must be three numbers > 0, got {std}")
 
 
 @checked_group
@@ -286,7 +274,6 @@ class StudentSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         """Refuses a frozen backbone without a classifier to train."""
-        super().__post_init__()
         if self.freeze and not self.head:
             problem = f"must be null where head=false leaves nothing else, got {self.freeze}"
             raise refused("freeze", problem)

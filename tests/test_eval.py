@@ -146,7 +146,7 @@ def test_every_setting_of_a_file_counts_in_kd_eval(
     assert figures(file, *items, f"classes={tmp_path / 'names.txt'}")["acc1"] == reverse
     for item, message in (
         ("img_size=-1", "img_size: "),
-        ("mean=[1]", "mean: must be three numbers"),
+        ("mean=[1]", "mean: must be a list of 3"),
     ):
         assert main("eval", [str(file), *common, item]) == 2
         assert capsys.readouterr().err.startswith(f"kd-eval: {message}")

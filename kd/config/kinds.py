@@ -363,7 +363,8 @@ def check(kind: object, value: object, handler: Handler, parts: PartChecker | No
         checked = handler(spelled(of, value))
     except ValidationError as error:
         alone = len(of.types) - (NoneType in of.types) == 1
-        if of.group or (alone and error.errors()[0]["loc"]):
+        is_inside = bool(error.errors()[0]["loc"]) and get_origin(of.types[0]) is not tuple
+        if of.group or (alone and is_inside):
             raise
         problem = "can't be null" if value is None else f"must be {of.text}, got '{value}'"
         raise ValueError(problem + near(value, of.allowed)) from error

@@ -128,10 +128,7 @@ def test_a_run_folder_brings_its_architecture_size_and_normalisation(
 
 def test_mean_and_std_that_are_none(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "model.teacher.std=[1,0,1]"]) == 2
-    assert (
-        "model.teacher.std: must be three numbers > 0, got [1.0, 0.0, 1.0]"
-        in capsys.readouterr().err
-    )
+    assert "model.teacher.std: must be > 0, got [1, 0, 1]" in capsys.readouterr().err
 
 
 def test_a_student_of_other_classes_brings_its_backbone(

@@ -23,7 +23,7 @@ def test_a_group_becomes_its_object() -> None:
         TeacherSettings | None, {"arch": "timm/resnet18", "cache": True}, "model.teacher", Trust()
     )
     assert spec == TeacherSpec("resnet18", cache="on")
-    with pytest.raises(UserError, match="model.teacher.std: must be three numbers > 0"):
+    with pytest.raises(UserError, match="model.teacher.std: must be > 0"):
         built(TeacherSettings, {"std": [1.0, 0.0, 1.0]}, "model.teacher", Trust())
 
 

@@ -319,7 +319,7 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         ("optim.milestones=[3,x]", "optim.milestones: each must be a valid number, got 'x'"),
         ("data.unlabeled_ratio=2", "data.unlabeled_ratio: must come with data.unlabeled, got 2.0"),
         ("data.tier.queue_mb=5", "data.tier: needs data.engine=ray, got torch"),
-        ("model.student.mean=[1,2]", "model.student.mean: must be three numbers, got [1.0, 2.0]"),
+        ("model.student.mean=[1,2]", "model.student.mean: must be a list of 3, got '[1, 2]'"),
         ("data.img_size=[1,2,3]", "data.img_size: must be a whole number or a list of 2, got"),
         (
             "monitor.actions.Overtraining=halt",
