@@ -121,8 +121,7 @@ def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(
     words = [f"recipe={recipe}", "model.distill_losses.gap=tests.test_own_parts.Gap"]
     assert train_main([*words, "model.distill_losses.gap.powr=2"]) == 2
     assert capsys.readouterr().err == (
-        "kd-train: model.distill_losses.gap: Gap can't be built: Gap.__init__() got an unexpected keyword argument 'powr' "
-        "(it takes power, weight)\n"
+        "kd-train: model.distill_losses.gap.powr: Gap takes power, weight; did you mean 'power'?\n"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 
@@ -35,7 +36,7 @@ from kd.config.trees import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
-from kd.errors import UserError, cause_of_kind, raised_from
+from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster, is_rank_zero
 from kd.lightning_internals import runs_in_child_processes
@@ -415,6 +416,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     cls = class_named(name, kind, key, trusted)
     _check_base(cls, kind, key)
     given = value.get("init_args") or {}
+    _check_arguments(cls, given, key)
     one = listed.listed(name, kind)
     kinds = one.fields if one else _kinds(cls)
     arguments = {}
@@ -429,9 +431,19 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         problem = f"{cls.__name__} can't be built: {reason[:200]}{raised_from(error, reason)}"
-        if isinstance(error, TypeError):  # of an argument that it does not have, for example
-            problem += f" (it takes {', '.join(parameters_of(cls)) or 'no arguments'})"
         raise cause_of_kind(error, UserError) or UserError(f"{key}: {problem}") from error
+
+
+def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
+    """Refuses arguments that a class does not have, before any of them is built."""
+    parameters = parameters_of(cls)
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [*parameters]
+    for word in given:
+        if word not in known:
+            takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
+            raise UserError(f"{key}.{word}: {takes}{did_you_mean(word, known)}")
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:
