@@ -486,19 +486,26 @@ class Key:
 def fields(group: type) -> dict[str, Key]:
     """The fields of a group that a user may give, by their names, in their order; what stands under one is its text."""
     kinds = get_type_hints(group, include_extras=True)
-    found: dict[str, Key] = {}
     texts: dict[str, str] = {}
     bases: list[Any] = [*reversed(group.__mro__[:-1])]
     for base in bases:  # a class knows the text of its own fields alone
-        for name, field in base.__pydantic_fields__.items():
-            text = field.description or base.__dataclass_fields__[name].metadata.get("text", "")
-            texts[name] = " ".join(text.split()) or texts.get(name, "")
+        for name, described in base.__pydantic_fields__.items():
+            of_table = base.__dataclass_fields__[name].metadata
+            words = (described.description or of_table.get("text", "")).split()
+            text = " ".join(words)
+            texts[name] = text or texts.get(name, "")
+    found: dict[str, Key] = {}
     for one in dataclasses.fields(cast(Any, group)):
-        default = "" if one.default is dataclasses.MISSING else repr(one.default)
         factory: Any = one.default_factory
-        if factory is not dataclasses.MISSING:
-            default = "{}" if dataclasses.is_dataclass(factory) else repr(factory())
-        found[one.name] = Key(one.name, kinds[one.name], default, texts[one.name])
+        if factory is dataclasses.MISSING:
+            has_default = one.default is not dataclasses.MISSING
+            default = repr(one.default) if has_default else ""
+        elif dataclasses.is_dataclass(factory):
+            default = "{}"
+        else:
+            default = repr(factory())
+        kind = kinds[one.name]
+        found[one.name] = Key(one.name, kind, default, texts[one.name])
     return found
 
 
@@ -549,14 +556,19 @@ def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:
         keys: the fields.
         all_known: a field without a default must be given; else it is None.
     """
-    body: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
+    annotations: dict[str, object] = {}
+    body: dict[str, Any] = {"__annotations__": annotations, "__module__": __name__}
     for key in keys:
-        body["__annotations__"][key.name] = key.kind
-        given: dict[str, Any] = {"default_factory": partial(literal_eval, key.default or "None")}
-        if all_known and not key.default:
-            given = {}
-        body[key.name] = dataclasses.field(kw_only=True, metadata={"text": key.text}, **given)
-    return checked_group(type(name, (Checked,), body))
+        annotations[key.name] = key.kind
+        needed = all_known and not key.default
+        factory = partial(literal_eval, key.default or "None")
+        body[key.name] = dataclasses.field(
+            kw_only=True,
+            metadata={"text": key.text},
+            default_factory=cast(Any, dataclasses.MISSING) if needed else factory,
+        )
+    made = type(name, (Checked,), body)
+    return checked_group(made)
 
 
 def as_tree(value: object) -> Value:

@@ -155,10 +155,14 @@ def nearest(given: object, names: Iterable[str]) -> list[str]:
     """The shortest name that begins with what was given, or else the one that is spelt like it; [] where none is. A hyphen
     is an underscore; names without dots are compared with what is before the first one.
     """
-    known = {name.lower().replace("-", "_"): name for name in names}
+    known = {}
+    for name in names:
+        plain = name.lower().replace("-", "_")
+        known[plain] = name
     text = str(given).lower().replace("-", "_")
-    if not any("." in name for name in known):
-        text = text.partition(".")[0]
+    has_dots = any("." in name for name in known)
+    if not has_dots:
+        text, _, _ = text.partition(".")
     found = [name for name in known if text and name.startswith(text)]
     found.sort(key=lambda name: (len(name), name))
     if not found:
@@ -172,7 +176,10 @@ def as_question(names: Iterable[str]) -> str:
     >>> as_question(["a", "b", "c"])
     "; did you mean 'a', 'b' or 'c'?"
     """
-    *others, last = [f"'{name}'" for name in names] or [""]
+    quoted = [f"'{name}'" for name in names]
+    if not quoted:
+        return ""
+    *others, last = quoted
     if not others:
-        return f"; did you mean {last}?" if last else ""
+        return f"; did you mean {last}?"
     return f"; did you mean {', '.join(others)} or {last}?"

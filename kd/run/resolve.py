@@ -52,9 +52,10 @@ class Word:
         types = read(kind).types
         if str not in types or (self.value is None and self.text):
             return self.value
-        others = [one for one in types if one not in (str, NoneType)]
-        fits = any(not wrong(other, self.value) for other in others)
-        return self.value if fits else self.text
+        for other in types:
+            if other not in (str, NoneType) and not wrong(other, self.value):
+                return self.value
+        return self.text
 
 
 def read_word(text: str) -> object:
@@ -107,9 +108,12 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     given = merge.all_of(tree, layers)
     if merge.unknown:
         key = merge.unknown[0]
-        raise UserError(f"no key '{key}'{hint(key, [*schema(), *_keys_in(given)])}")
+        known = [*schema(), *_keys_in(given)]
+        suggestion = hint(key, known)
+        raise UserError(f"no key '{key}'{suggestion}")
     if "${" in str(given):
-        given = _interpolated(merge.all_of(merge.whole(merged([DEFAULTS])), [given]))
+        defaults = merge.whole(merged([DEFAULTS]))
+        given = _interpolated(merge.all_of(defaults, [given]))
     return merge.whole(given)
 
 
@@ -159,8 +163,11 @@ def _keys_in(tree: Tree) -> dict[str, Key]:
     known: dict[str, Key] = {}
     for key, kind, node in class_nodes(tree):
         one = listed.listed(node["class_path"], kind)
-        for name, argument in one.arguments.items() if one else ():
-            known[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
+        if one is None:
+            continue
+        for name, argument in one.arguments.items():
+            whole_name = f"{key}.{name}"
+            known[whole_name] = replace(argument, name=whole_name)
     return known
 
 

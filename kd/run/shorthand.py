@@ -131,9 +131,12 @@ def _of_task(
 
 def _exchanged(task: str, files_say: Mapping[str, Any]) -> dict[str, object]:
     """The settings of files that a task does not take, and in their places those that it does."""
-    mixing = ("data.augment.mixup", "data.augment.cutmix")
-    exchanged: dict[str, object] = {key: 0 for key in mixing if _at(files_say, key)}
-    for name, loss in (_at(files_say, LOSSES) or {}).items():
+    exchanged: dict[str, object] = {}
+    for key in ("data.augment.mixup", "data.augment.cutmix"):
+        if _at(files_say, key):
+            exchanged[key] = 0
+    losses = _at(files_say, LOSSES) or {}
+    for name, loss in losses.items():
         if loss_refused_by(task, class_of(loss)):
             exchanged[f"{LOSSES}.{name}"] = ALLOWED_LOSSES[task][0]
     return exchanged
