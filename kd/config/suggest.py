@@ -115,11 +115,13 @@ def hint(key: str, accepted: Iterable[str]) -> str:
     names = suggest(key, known)
     siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
     is_below = any(name.startswith(f"{place}.") for name in names)
-    why = why_needless(last, key.partition(".")[0], *([] if is_below else [key]))
+    first, _, _ = key.partition(".")
+    why = why_needless(last, first) or ("" if is_below else why_needless(key))
     if why:
         return why
     if siblings and not is_below:  # what was right is kept
-        return f" ({place} takes {', '.join(name.rpartition('.')[2] for name in siblings)})"
+        last_parts = [name.rpartition(".")[2] for name in siblings]
+        return f" ({place} takes {', '.join(last_parts)})"
     return as_question(names) or " (kd-train --keys)"
 
 

@@ -8,7 +8,7 @@ import psutil
 
 from kd.config.kinds import as_tree
 from kd.config.parts import plain
-from kd.config.suggest import words
+from kd.config.suggest import words as words_of_others
 from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run.keys import schema
@@ -69,20 +69,22 @@ def check_read(
     values = _plain_keys(config)
     from_a_run = not files or set(files[0]) >= RESOLVED
     checked = {len(files)} if from_a_run else {len(files), 0}  # the recipe is the first file
-    for idle in words()["idle"]:
+    for idle in words_of_others()["idle"]:
         for name in filter(re.compile(idle["settings"]).fullmatch, values):
             value, layer = values[name], _newest(layers, name)
             if not value or value == _default(name) or layer not in checked:
                 continue
             deciding = _deciding(idle, name, values)
             are_on = [switch not in (None, False, 0, "off") for switch in deciding.values()]
+            enough = ENOUGH[idle["on"]]
             set_later = any(_newest(layers, key) > layer for key in deciding)
-            if set_later or ENOUGH[idle["on"]](are_on):
+            if set_later or enough(are_on):
                 continue
-            shown = []
+            words = []
             for key, switch in deciding.items():
-                shown.append(f"{key}={'null' if switch is None else str(switch).lower()}")
-            where = f" with {', '.join(shown)}" if shown else ""
+                shown = "null" if switch is None else str(switch).lower()
+                words.append(f"{key}={shown}")
+            where = f" with {', '.join(words)}" if words else ""
             raise UserError(f"{name}: {value} has no effect{where}: {idle['why']}")
 
 

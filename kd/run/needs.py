@@ -125,7 +125,10 @@ def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], st
     """
     from kd.data.sources import class_at
 
-    said = [(plain(key), str(value)) for key, value in leaves(config) if value]
+    said = []
+    for key, value in leaves(config):
+        if value:
+            said.append((plain(key), str(value)))
     for key, _, node in class_nodes(config):
         name = node["class_path"].rpartition(".")[2]
         said.append((key, name))

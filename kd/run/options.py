@@ -178,10 +178,14 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         key, _, _ = item.partition("=")
         if item.startswith(taken):
             continue
-        known = [*(f"{name}=" for name in names), *(["data.*"] if of_data else [])]
-        takes = f" (it takes {', '.join(known) or 'none'}){did_you_mean(key, names)}"
-        is_near = did_you_mean(key, names, 0.8)
-        raise UserError(f"no key '{key}'{takes if is_near else why_needless(key) or takes}")
+        known = [f"{name}=" for name in names]
+        if of_data:
+            known.append("data.*")
+        takes = ", ".join(known) or "none"
+        remedy = f" (it takes {takes}){did_you_mean(key, names)}"
+        if not did_you_mean(key, names, 0.8):
+            remedy = why_needless(key) or remedy
+        raise UserError(f"no key '{key}'{remedy}")
 
 
 def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:

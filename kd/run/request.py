@@ -318,13 +318,17 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
     Raises:
         UserError: one is on the command line as well, with another value; or one that is no key.
     """
-    given = dict(item.split("=", 1) for item in request.named() if "=" in item)
+    words = [item.split("=", 1) for item in request.named() if "=" in item]
+    given = dict(words)
     for typed_key, value in settings.items():
-        key, content = underscored(typed_key), read_word(value)
+        key = underscored(typed_key)
+        content = read_word(value)
         if not KEY.match(f"{typed_key}="):
             raise UserError(f"{where}: no key '{typed_key}'")
         if key == "config":
-            overlays = map(str, content) if isinstance(content, list) else [value]
+            overlays = [value]
+            if isinstance(content, list):
+                overlays = [str(name) for name in content]
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)

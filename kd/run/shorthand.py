@@ -20,8 +20,8 @@ from kd.storage.weights_files import FILES
 
 SOURCE = "data.source"
 LOSSES = "model.distill_losses"
-MODEL = r"model\.(student|teacher|teachers\.[^.]+)"
-"""The keys of models."""
+TEACHER = r"model\.(teacher|teachers\.[^.]+)"
+"""The keys of teachers."""
 PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
 """The tasks that exchange a recipe's settings: by the name of their class what pictures are labelled with, for messages."""
 
@@ -50,22 +50,25 @@ def written_out(
         full = [word]
         if key == SOURCE:
             full = _source(place, files_say)
-        elif re.fullmatch(rf"{MODEL}\.answers", key):
+        elif re.fullmatch(rf"{TEACHER}\.answers", key):
             full = _answers(key, place)
-        elif re.fullmatch(MODEL, key):
+        elif re.fullmatch(rf"{TEACHER}|model\.student", key):
             full = _model(key, place)
             notes += [f"{word}: {' '.join(full)}"] if full != [word] else []
         words += full
-    given = dict(word.split("=", 1) for word in words if "=" in word)
+    typed = [word.split("=", 1) for word in words if "=" in word]
+    given = dict(typed)
     names_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
     of_files = class_of(_at(files_say, SOURCE))
     if names_list and SOURCE not in given and of_files in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
-    task, implied = _of_task(given, files_say, merged([*contents, *words_of(words)]), names_list)
+    tree = merged([*contents, *words_of(words)])
+    task, implied = _of_task(given, files_say, tree, names_list)
     reported = [word for word in implied if not word.startswith("data.source.multi_label")]
     if reported and task in PICTURES_WITH:
         notes += [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
-    return [*_without_arguments(given, files_say), *words, *implied], notes
+    first = _without_arguments(given, files_say)
+    return [*first, *words, *implied], notes
 
 
 def _at(settings: Mapping[str, Any], key: str) -> Value:
