@@ -27,7 +27,7 @@ from kd.run.options import take_options
 from kd.run.request import Request, translate
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
-from kd.ship.predict import columns
+from kd.ship.predict import row_cells
 
 
 class Figures(dict[str, Any]):
@@ -229,7 +229,7 @@ def predict(
     report_bad(predicted.bad)
     parts = []
     if predicted.opened.kind not in ("segmentation", "features"):
-        cells = [columns({"file": file, **row}) for file, row in rows.items()]
+        cells = [row_cells({"file": file, **row}) for file, row in rows.items()]
         parts = [Table("", [*cells[0]], [[*row.values()] for row in cells])] if cells else []
     return Figures(rows, parts)
 

@@ -21,7 +21,7 @@ from kd.launch.child import (
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.machine import cache_dir, is_about_cache
-from kd.run.options import options_help, read
+from kd.run.options import options_help, read_options
 from kd.run.request import translate
 from kd.run.streams import quiet_libraries, unbroken_output
 from kd.storage.shown import on_terminal
@@ -86,7 +86,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
             module = import_module(f"kd.commands.{command}")
             request = translate(argv, getattr(module, "FLAGS", ()), command)
             if "options" in signature(module.run).parameters:
-                options = read(module.OPTIONS, request)
+                options = read_options(module.OPTIONS, request)
                 status = None if options is None else module.run(request, options)
             else:
                 status = module.run(request)

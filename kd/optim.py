@@ -464,7 +464,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     )
 
 
-def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each parameter group (rate, weight decay, betas, ...) by name, without the parameters."""
     return [
         {key: value for key, value in group.items() if key != "params"}
@@ -477,7 +477,7 @@ def take_words(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
 
     Args:
         optimizer: after its state was loaded.
-        settings: what this run made it with, by parameter group: from :func:`settings_of`.
+        settings: what this run made it with, by parameter group: from :func:`group_settings`.
     """
     pairs = zip(optimizer.param_groups, settings, strict=True)
     for group, own in pairs:
@@ -502,7 +502,7 @@ def settle_resumed(
     Args:
         optimizer: after its state was loaded.
         schedule: likewise.
-        settings: what this run made the optimizer with, by parameter group: from :func:`settings_of`, after the schedule
+        settings: what this run made the optimizer with, by parameter group: from :func:`group_settings`, after the schedule
             was built.
         keys: names of the settings that are taken from this run, beside the learning rate (``weight_decay``, ``betas``,
             ...); all others stay the checkpoint's.

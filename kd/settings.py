@@ -19,7 +19,7 @@ from kd.config.kinds import (
     group_of,
     refused,
 )
-from kd.config.parts import class_of, keys_in, table
+from kd.config.parts import class_of, keys_in, positive_list
 from kd.config.suggest import near
 from kd.errors import REFUSED_LOSSES, UserError
 
@@ -779,7 +779,7 @@ class MonitorSettings(Checked):
 
 
 @checked_group
-class TrainerSettings(group_of("Trainer", [*keys_in(table()["trainer"]).values()])):  # type: ignore[misc]
+class TrainerSettings(group_of("Trainer", [*keys_in(positive_list()["trainer"]).values()])):  # type: ignore[misc]
     """Lightning's Trainer: its own arguments, and what a run says of them: other defaults, ranges, allowed words."""
 
     logger: Annotated[Any, AnyClass("logger")] = (

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from kd.models.recognise import FILE, digest, meta_model, table  # noqa: E402
+from kd.models.recognise import FILE, archs_by_digest, meta_model, tensors_digest  # noqa: E402
 
 PORTED = ("tf_", "tv_", "gluon_", "legacy_", "flexivit_", "deit_")
 """Beginnings of names of models that were ported, or trained in a special way: after the others of one digest."""
@@ -37,13 +37,15 @@ def rank(arch: str) -> tuple[bool, int, int, str]:
 def digest_of(arch: str) -> str:
     """The digest of an architecture as this timm builds it; "" for one that it can't build."""
     model = meta_model(arch, {})
-    return "" if model is None else digest(model.state_dict())
+    return "" if model is None else tensors_digest(model.state_dict())
 
 
 def missing(step: int) -> list[str]:
     """The architectures, every ``step``-th of timm's list, that the table has not below their digest."""
     return [
-        arch for arch in timm.list_models()[::step] if arch not in table().get(digest_of(arch), [])
+        arch
+        for arch in timm.list_models()[::step]
+        if arch not in archs_by_digest().get(digest_of(arch), [])
     ]
 
 

@@ -80,7 +80,9 @@ def test_commands_do_nothing_for_a_stranger(folder: Path, tmp_path: Path) -> Non
 def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
     takes = {name for name, key in keys.schema().items() if "AnyClass" in str(key.kind)}
-    assert {name for name in takes if not read(keys.declared(name)).part} <= {"model.distill_losses"}
+    assert {name for name in takes if not read(keys.declared(name)).part} <= {
+        "model.distill_losses"
+    }
 
 
 def test_the_list_names_what_there_is() -> None:

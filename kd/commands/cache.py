@@ -146,7 +146,7 @@ def _describe(request: Request) -> int:
     import torch
 
     from kd.teachers import dtype_for
-    from kd.teachers.inspect_cache import fit, held_in
+    from kd.teachers.inspect_cache import compare_with_recipe, held_in
 
     if not request.recipe:
         refuse_others(request, ["recipe"], of_data=False)
@@ -163,7 +163,9 @@ def _describe(request: Request) -> int:
         raise UserError("model.teacher: the recipe has no teacher")
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
-    fits, lines = fit(caches, teacher, run.data, run.module.student.objective.wanted)
+    fits, lines = compare_with_recipe(
+        caches, teacher, run.data, run.module.student.objective.wanted
+    )
     print(lines)
     return 0 if fits else 1
 

@@ -77,10 +77,10 @@ def run(request: Request, options: LatencyOptions) -> int:
     folder = Path(request.rest[0])
     runtimes = runtimes_of(folder, options.runtime, lambda file: trusted or made_here(file))
     opened = open_run(request.rest[0], request)
-    from kd.ship.latency import measure
+    from kd.ship.latency import measure_latency
 
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
-    latencies = measure(opened, open_again, runtimes, batches, threads, options.seconds)
+    latencies = measure_latency(opened, open_again, runtimes, batches, threads, options.seconds)
     written = str(write_of_weights(opened.folder, LATENCY, latencies))
     table = replace(latency_table(latencies), note=unsteady(latencies["rows"]))
     print_parts([table])

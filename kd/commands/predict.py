@@ -60,14 +60,14 @@ def run(request: Request, options: PredictOptions) -> int:
         The exit status, 1 where no picture could be read.
     """
     predicted = predictions(request, options)
-    from kd.ship.predict import write
+    from kd.ship.predict import write_answers
 
     files, bad = predicted.files, predicted.bad
     first = next(predicted.answers, None)  # nothing is written before there is an answer
     where = None
     if first:
         answers = chain([first], predicted.answers)
-        where = write(predicted.opened, answers, files, options.top, options.out)
+        where = write_answers(predicted.opened, answers, files, options.top, options.out)
     report_bad(bad)
     text = f"{len(files) - len(bad)} pictures"
     if bad:

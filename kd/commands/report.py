@@ -91,7 +91,7 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
     Returns:
         The file in it: ``report.html`` of one run, ``comparison.html`` of several.
     """
-    from kd.report.comparison import in_words, numbers_table
+    from kd.report.comparison import differences_in_words, numbers_table
     from kd.report.html import write_comparison, write_report
     from kd.report.terminal import print_diagnosis, print_parts
 
@@ -102,7 +102,7 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
         print_diagnosis(findings, of_one.verdict)
         return file
     file = write_comparison(explained, folder / "comparison.html")
-    for line in in_words(explained):
+    for line in differences_in_words(explained):
         print(on_terminal(line))
     print_parts([numbers_table([one.facts for one in explained])])
     return file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from kd.config.kinds import Like, Range, checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
-from kd.run.options import CommandOptions, read
+from kd.run.options import CommandOptions, read_options
 from kd.run.request import Request
 from kd.ship.serving.limits import Limits
 from kd.storage.of_weights import export_at, on_stderr
@@ -145,7 +145,7 @@ def _model(request: Request, int8: bool) -> Path:
             raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
         words = ["to=onnx", f"int8={str(int8).lower()}", *request.overrides]
         to_export = replace(request, rest=[str(place)], overrides=words)
-        options = read(export.ExportOptions, to_export)
+        options = read_options(export.ExportOptions, to_export)
         if options is None or export.run(to_export, options):
             raise UserError(f"{place}: its export was not kept, see above")
         file = export_at(place, name, on_stderr)

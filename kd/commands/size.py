@@ -38,10 +38,10 @@ def run(request: Request, options: SizeOptions) -> int | None:
     if not request.recipe:
         return None
     sizes, folder = sized(request, options)
-    from kd.fleet.sizing.results import STUDENT, table
+    from kd.fleet.sizing.results import STUDENT, sizes_table
     from kd.report.terminal import print_parts
 
-    print_parts([table(sizes)])
+    print_parts([sizes_table(sizes)])
     if sizes["choice"]:
         overlays = [f"config={overlay}" for overlay in (*request.overlays, folder / STUDENT)]
         words = [f"recipe={request.recipe}", *overlays, *request.overrides]
@@ -67,11 +67,11 @@ def sized(request: Request, options: SizeOptions) -> tuple[dict[str, Any], Path]
         raise UserError("no key 'steps': sizes are scored as they inherit; kd-tune trains others")
     run = Run.of(request)
     run.splits = check_present(run.config)
-    from kd.fleet.sizing.results import write
+    from kd.fleet.sizing.results import write_sizes
     from kd.fleet.sizing.search import SizeSearch
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
     search = SizeSearch(run, options)
     sizes = search.measure()
-    return sizes, write(sizes, claim(search.folder))
+    return sizes, write_sizes(sizes, claim(search.folder))

@@ -8,13 +8,13 @@ from importlib import import_module
 from kd.config.parts import classes
 from kd.errors import UserError
 from kd.launch import sagemaker
-from kd.launch.cluster import Cluster, is_rank_zero, recognise
+from kd.launch.cluster import Cluster, is_rank_zero, recognise_launcher
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job, log_nccl
 from kd.run import keys
 from kd.run.needs import check_downloads, check_named, check_needs
-from kd.run.options import read
-from kd.run.paths import SETTINGS, listed, listing, names
+from kd.run.options import read_options
+from kd.run.paths import SETTINGS, list_of_kind, listing, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
 from kd.run.run import Run
@@ -88,7 +88,7 @@ def run(request: Request) -> int:
         if serve_items:  # SageMaker has started an endpoint's container
             to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
             serve = import_module("kd.commands.serve")
-            return serve.run(to_serve, read(serve.OPTIONS, to_serve))
+            return serve.run(to_serve, read_options(serve.OPTIONS, to_serve))
     container = sagemaker.container()
     if container:
         _take_over(container, request)
@@ -104,7 +104,7 @@ def run(request: Request) -> int:
         run = Run.of(request)
         print(run.as_yaml(), end="")
         return 0
-    cluster = recognise()
+    cluster = recognise_launcher()
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
@@ -222,7 +222,7 @@ def _join_cluster(request: Request) -> Cluster | None:
     Returns:
         The job; None without a launcher, or for one that is passed over.
     """
-    cluster = recognise()
+    cluster = recognise_launcher()
     if cluster is None:
         return None
     if request.value_of("trainer.num_nodes") is None:
@@ -295,7 +295,7 @@ def _information(request: Request) -> str:
 
         return f"kd {kd.__version__}\n"
     if "list" in request.flags:
-        return listed(request.about)
+        return list_of_kind(request.about)
     if "keys" in request.flags or request.about:
         if "keys" in request.flags:
             part = request.about

@@ -341,7 +341,9 @@ def _marks(kind: object) -> Iterator[Any]:
 # -- a value and its type --------
 
 
-def check(kind: object, value: object, handler: Handler, parts: PartChecker | None = None) -> Value:
+def check_value(
+    kind: object, value: object, handler: Handler, parts: PartChecker | None = None
+) -> Value:
     """The value of a setting in its type and within its limits, of what YAML or a command line has.
 
     Args:
@@ -408,7 +410,7 @@ def adapter(kind: object) -> TypeAdapter[Any]:
     """Pydantic's check of a type, made once; :func:`problem_in` says what it refuses."""
 
     def inside(value: object, handler: Handler) -> object:
-        return check(kind, value, handler)
+        return check_value(kind, value, handler)
 
     whole: Any = Annotated[kind, WrapValidator(inside)]
     return TypeAdapter(whole, config=CONFIG)
@@ -540,12 +542,12 @@ def checked_group(cls: Group) -> Group:
 
 @checked_group
 class Checked:
-    """The base of all groups: each field is checked by its type (:func:`check`)."""
+    """The base of all groups: each field is checked by its type (:func:`check_value`)."""
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _check(cls, value: object, handler: Handler, info: ValidationInfo) -> Value:
-        return check(fields(cls)[str(info.field_name)].kind, value, handler, info.context)
+        return check_value(fields(cls)[str(info.field_name)].kind, value, handler, info.context)
 
 
 def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:

@@ -23,7 +23,7 @@ SEVERAL = ("callback", "logger", "plugin")
 """Kinds of classes of which a setting takes a list."""
 
 
-def plain(key: str) -> str:
+def plain_key(key: str) -> str:
     """A key as ``--keys`` has it: ``trainer.callbacks+`` and ``model.task.init_args.x`` without what joins them."""
     return key.replace("+", "").replace(".init_args", "")
 
@@ -79,7 +79,7 @@ NAMES = {"Annotated": Annotated, "Any": Any, "Literal": Literal, "Part": part, "
 
 
 @cache
-def table() -> dict[str, Any]:
+def positive_list() -> dict[str, Any]:
     """The content of ``parts.json``."""
     content: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
     return content
@@ -104,13 +104,13 @@ def classes() -> tuple[Listed, ...]:
     """The whole list, each class with its kind; :mod:`kd.run.trust` and :mod:`kd.run.build` read it."""
     return tuple(
         Listed(path, kind, frozenset(entry["paths"]), entry["text"], entry["all_known"], keys_in(entry["arguments"]))
-        for kind, of_kind in table()["classes"].items()
+        for kind, of_kind in positive_list()["classes"].items()
         for path, entry in of_kind.items()
     )  # fmt: skip
 
 
 @cache
-def listed(name: str, kind: str) -> Listed | None:
+def listed_class(name: str, kind: str) -> Listed | None:
     """The class of a kind that a name means; None where the list has none.
 
     Args:
@@ -127,7 +127,7 @@ def of_kind(kind: str) -> list[Listed]:
 
 def lightnings(kind: str) -> dict[str, str]:
     """The classes of Lightning's that a setting takes by name alone, with their paths; {} of other kinds."""
-    short_names = table()["short_names"].get(kind, {"names": ()})
+    short_names = positive_list()["short_names"].get(kind, {"names": ()})
     return {name: f"{short_names['module']}.{name}" for name in short_names["names"]}
 
 
@@ -179,10 +179,10 @@ def class_of(node: object) -> str:
     return path.rpartition(".")[2] if path.startswith("kd.") else ""
 
 
-def described() -> str:
+def describe_list() -> str:
     """The list as ``kd-train --list classes`` prints it: by kind, a line for each class with its arguments."""
     lines: list[str] = []
-    for kind in table()["classes"]:
+    for kind in positive_list()["classes"]:
         lines.append(f"{kind}\n")
         for one in of_kind(kind):
             arguments = ", ".join(f"{key.name}: {read(key.kind).shown}" for key in one.arguments.values())  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kd.data.info import ONE_LABEL, DataInfo
-from kd.data.label_text import plain
+from kd.data.label_text import plain_label
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of, text_of
 
@@ -20,7 +20,7 @@ ClassFacts = dict[str, list[float | None]]
 def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it.
 
-    Classes without a row, empty fields and NaN have None. Labels are compared as :func:`plain` writes them.
+    Classes without a row, empty fields and NaN have None. Labels are compared as :func:`plain_label` writes them.
 
     Args:
         file: path of a table with commas (CSV); ``~`` is the user's folder.
@@ -52,7 +52,7 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     facts: ClassFacts = {name: [None] * len(ids) for name in names}
     seen: set[str] = set()
     for first, *texts in table[1:]:
-        label = plain(first)
+        label = plain_label(first)
         if label not in ids or label in seen:
             problem = "twice" if label in seen else "that the data does not have"
             raise UserError(f"{key} names the class '{label}' {problem}")

@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 
-def plain(given: object) -> str:
+def plain_label(given: object) -> str:
     """A label as all sources write it: without blanks around it, whole numbers without a point, in Unicode's form NFC.
 
     "", for None, NaN and blanks, means no label.

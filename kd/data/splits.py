@@ -31,7 +31,7 @@ from kd.data.sources import (
 from kd.data.sources.arrays import Column, by_value
 from kd.data.sources.base import SplitFacts
 from kd.data.sources.folder import labelled_folder
-from kd.data.sources.places import expanded, joined, place_of
+from kd.data.sources.places import expanded, joined, open_place
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
@@ -388,7 +388,7 @@ class Splits:
         """
         self.source.classes = list(classes)
         folder = expanded(folder)
-        place = place_of(folder, "folder", self.cache_bytes)
+        place = open_place(folder, "folder", self.cache_bytes)
         split = labelled_folder(joined(folder), classes, "folder", place, self.source.note)
         self._listed["folder"] = [split]
 

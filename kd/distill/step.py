@@ -17,7 +17,7 @@ from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
 from kd.distill.objective import Objective
 from kd.distill.shares import by_share
-from kd.distill.student import Student, info_of
+from kd.distill.student import Student, info_without_data
 from kd.losses import (
     BinaryKDLoss,
     DistillLoss,
@@ -139,7 +139,7 @@ class Distillation(nn.Module):
             objective = objective_of(
                 task, losses, task_loss_weight, taps, teacher_of, run_teacher, model
             )
-            info = data or info_of(objective.task, model)
+            info = data or info_without_data(objective.task, model)
             objective.task.settle(len(info.classes), info.ignore_index)
             average = moving_average(model, ema_decay)
             own_input = input_of(model, "the student", prepare)

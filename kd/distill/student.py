@@ -477,7 +477,7 @@ class Student(nn.Module):
         self.task.held_out.update(outputs, losses)
 
 
-def info_of(task: Task, model: nn.Module) -> DataInfo:
+def info_without_data(task: Task, model: nn.Module) -> DataInfo:
     """What a task, or the last layer of a model, says of the data where nothing else does.
 
     Raises:

@@ -63,7 +63,7 @@ class Cluster:
         return self.launcher in ("torchrun", "mpirun", "SLURM")
 
 
-def recognise(
+def recognise_launcher(
     env: Mapping[str, str] = os.environ, resource_file: Path | None = None
 ) -> Cluster | None:
     """The job of this process as its launcher describes it; None without one, unless ``KD_ROLE=data`` or

@@ -256,7 +256,7 @@ def too_old(machine: str) -> str:
     return TOO_OLD.get(family, "")
 
 
-def gpus_of(instance_type: str) -> int | None:
+def gpus_in(instance_type: str) -> int | None:
     """How many NVIDIA GPUs an instance type of AWS has (``ml.g5.12xlarge``: 4).
 
     0 without any; None where the type, or the number of its family's GPUs, is not known here.

@@ -25,7 +25,7 @@ from kd.models.foreign import foreign_models
 from kd.models.layouts import COUNTER, prefixes, without_prefix
 
 FILE = Path(__file__).with_name("timm_tensors.json")
-"""Architectures by the :func:`digest` of their tensors; of several with one digest the usual one is first."""
+"""Architectures by the :func:`tensors_digest` of their tensors; of several with one digest the usual one is first."""
 HEADS = re.compile(
     r"(head|head_dist|aux_head|heads|heads_dist|classifier|classif|fc|last_linear)\."
 )
@@ -54,7 +54,7 @@ class Recognised:
     """Further architectures whose tensors have these names and shapes."""
 
 
-def digest(tensors: Tensors) -> str:
+def tensors_digest(tensors: Tensors) -> str:
     """Ten hexadecimal digits for the names and shapes of a model's tensors.
 
     Its classifier, positions, mask token and counters of BatchNorm do not count: they differ between files of one
@@ -75,8 +75,8 @@ def recognise(tensors: Tensors) -> Recognised | None:
     Args:
         tensors: all of the file's, by dotted name, also on the ``meta`` device; the model's may be below a prefix.
     """
-    digests = {digest(place): place for place in _places(tensors)}
-    known = digests.keys() & table().keys()
+    digests = {tensors_digest(place): place for place in _places(tensors)}
+    known = digests.keys() & archs_by_digest().keys()
     if len(known) != 1:
         return None
     of_model = known.pop()
@@ -99,11 +99,11 @@ def _nearest(
         names: of the file's tensors.
         positions: shape of its positions, ``(1, L, D)``; None: it has none.
     """
-    archs = table()[of_model]
+    archs = archs_by_digest()[of_model]
     fitting = []
     for arch in archs:
         model = meta_model(arch, {})
-        if model is None or digest(model.state_dict()) != of_model:  # of another release
+        if model is None or tensors_digest(model.state_dict()) != of_model:  # of another release
             continue
         own = model.state_dict()
         differences = len(names ^ {*_without_counters(own)})
@@ -129,8 +129,8 @@ def holds(tensors: Tensors, arch: str, kwargs: Mapping[str, Any]) -> bool:
     model = meta_model(arch, kwargs)
     if model is None:
         return False
-    wanted = digest(model.state_dict())
-    return any(digest(place) == wanted for place in _places(tensors))
+    wanted = tensors_digest(model.state_dict())
+    return any(tensors_digest(place) == wanted for place in _places(tensors))
 
 
 def meta_model(arch: str, kwargs: Mapping[str, Any]) -> nn.Module | None:
@@ -150,7 +150,7 @@ def meta_model(arch: str, kwargs: Mapping[str, Any]) -> nn.Module | None:
 
 
 @cache
-def table() -> dict[str, list[str]]:
+def archs_by_digest() -> dict[str, list[str]]:
     """The content of :data:`FILE`."""
     content: dict[str, list[str]] = json.loads(FILE.read_text("utf-8"))["digests"]
     return content

@@ -20,7 +20,7 @@ from kd.models.foreign import OddValue, Trained, of_transformers
 from kd.models.output_scale import unit_output
 from kd.models.recognise import holds, recognise
 from kd.settings import height_width
-from kd.storage.checkpoints import student_in
+from kd.storage.checkpoints import student_weights_in
 from kd.storage.elsewhere import LONGEST_NAME, RefusedFile, json_of, regular, text_of
 from kd.storage.student_metadata import checked, is_student
 from kd.storage.tensors import read_tensors
@@ -157,7 +157,7 @@ def _of_our_student(content: object) -> dict[str, Tensor]:
         state = content.get("state_dict")
     if not isinstance(state, Mapping):
         return {}
-    weights = student_in(state)
+    weights = student_weights_in(state)
     return dict(unit_output(weights)) if weights else {}
 
 

@@ -12,7 +12,7 @@ from kd.data.datamodule import DistillationDataModule, check_same_samples
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.module.resumed_state import check_form, check_optimizers, check_weights
-from kd.optim import settings_of, settle_resumed, steps_done, take_words
+from kd.optim import group_settings, settle_resumed, steps_done, take_words
 
 
 class Resume:
@@ -148,7 +148,7 @@ class Resume:
         Raises:
             UserError: the checkpoint's optimizers or schedules do not fit this run's.
         """
-        self._made_with = [settings_of(optimizer) for optimizer in trainer.optimizers]
+        self._made_with = [group_settings(optimizer) for optimizer in trainer.optimizers]
         if self._optimizer_states is None:
             return
         states, weights = self._optimizer_states

@@ -41,7 +41,7 @@ class Audit(Callback):
             is_gone = rank >= trainer.world_size
             if file == self._file or (is_gone and trainer.is_global_zero):
                 lines = []
-                for record in read(file):
+                for record in read_audit(file):
                     if record["step"] <= trainer.global_step:
                         lines.append(json.dumps(record) + "\n")
                 write_text(file, "".join(lines))
@@ -72,7 +72,7 @@ class Audit(Callback):
         self._losses = []
 
 
-def read(file: Path) -> Iterable[dict[str, Any]]:
+def read_audit(file: Path) -> Iterable[dict[str, Any]]:
     """The lines of :class:`Audit`'s file, in order; a torn one, after a power cut, ends them, with all after it."""
     for line in text_of(file, LARGEST_LOG, errors="replace").splitlines():
         try:

@@ -13,7 +13,7 @@ from kd.monitor.kernels import Kernels
 from kd.monitor.phases import Phases
 from kd.monitor.watched import Watched
 from kd.processes import by_first
-from kd.storage.control_file import CONTROL, parse, read
+from kd.storage.control_file import CONTROL, parse, read_command
 from kd.storage.elsewhere import RefusedFile
 
 LOOK_EVERY_S = 1.0
@@ -38,7 +38,7 @@ class Control(Callback):
         All else in the file counts.
         """
         with suppress(RefusedFile):  # the first look reports it
-            self._before_start = read(self.watched.folder(trainer))
+            self._before_start = read_command(self.watched.folder(trainer))
 
     def on_train_batch_end(
         self,
@@ -76,7 +76,7 @@ class Control(Callback):
         self._looked = now
         refused = ""
         try:
-            content = read(folder)
+            content = read_command(folder)
         except RefusedFile as error:
             refused = str(error)
             content = refused, 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kd.callbacks.hooks import Recording, after_step
-from kd.monitor.watched import Watched, logits_of
+from kd.monitor.watched import Watched, float_logits
 from kd.processes import whole
 from kd.report.records import Writer
 
@@ -225,7 +225,7 @@ class _Reading:
 
     def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
         """Hook: keeps the logits of the model's newest call."""
-        self.answer = logits_of(out)
+        self.answer = float_logits(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         """Hook: notes the statistics of a layer's output ``out`` under its ``path``; of several outputs the first is

@@ -19,7 +19,7 @@ from kd.fit_to_machine.precision import bfloat16_time
 from kd.models import count_parameters
 from kd.models.taps import TRIAL
 from kd.monitor.tier import TierRecord
-from kd.monitor.watched import Watched, device_of, logits_of
+from kd.monitor.watched import Watched, device_of, float_logits
 from kd.teachers.answer import ALL
 
 
@@ -152,8 +152,8 @@ def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
     ``logits``: answers by the teacher's name, all together under "".
     """
     members = [answer for member, answer in logits.items() if member]
-    first = logits_of(members[0]) if members else None
-    return logits_of(logits.get(ALL)) if first is None else first
+    first = float_logits(members[0]) if members else None
+    return float_logits(logits.get(ALL)) if first is None else first
 
 
 def _class_counts(targets: Sequence[Target]) -> list[int]:

@@ -17,7 +17,7 @@ from kd.machine import core_ids
 from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
-from kd.storage.control_file import parse, read
+from kd.storage.control_file import parse, read_command
 from kd.storage.elsewhere import RefusedFile
 
 T = TypeVar("T")
@@ -341,7 +341,7 @@ class System(Callback):
         writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
         while not self._stop.wait(self.interval_s):
             with suppress(RefusedFile):  # rank 0 reports it
-                self._obey(read(folder))
+                self._obey(read_command(folder))
             if self.on:
                 sample = machine.read()
                 writer.write({"kind": "sample", **sample})
@@ -353,7 +353,7 @@ class System(Callback):
     def _obey(self, said: tuple[str, int]) -> None:
         """Follows a new text of the file ``monitor``: sampling on or off, and its interval; a wrong text changes nothing.
 
-        ``said``: the text and when it was written, in ns (:func:`kd.storage.control_file.read`).
+        ``said``: the text and when it was written, in ns (:func:`kd.storage.control_file.read_command`).
         """
         if said == self._said:
             return

@@ -130,7 +130,7 @@ def tensors_of(tree: object) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
-def logits_of(out: object) -> Tensor | None:
+def float_logits(out: object) -> Tensor | None:
     """A model's output as float32 logits ``(N, C, ...)`` without a gradient; None of one that is no tensor of two axes or
     more, as the largest logits of a cache.
     """

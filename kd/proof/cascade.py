@@ -173,7 +173,7 @@ def sureness(probabilities: np.ndarray) -> np.ndarray:
     return np.nan_to_num(probabilities.max(1), nan=0.0)
 
 
-def choose(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
+def choose_threshold(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
     """Chooses the threshold on one half of the pictures and checks it on the other.
 
     ``cascade.json`` keeps what it returns; ``kd-serve`` and ``kd-export`` read their rule there

@@ -30,7 +30,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section | Part]:
     """
     runs = [one.facts for one in explained]
     names = labels(runs)
-    text, *warnings = in_words(explained)
+    text, *warnings = differences_in_words(explained)
     verdicts = [
         f"{name}: {one.verdict['text']}" for name, one in zip(names, explained, strict=True)
     ]
@@ -209,7 +209,7 @@ def _change(name: str, before: float | None, after: float | None) -> str:
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
-def in_words(explained: Sequence[Explained]) -> list[str]:
+def differences_in_words(explained: Sequence[Explained]) -> list[str]:
     """What the runs differ in, and how much faster the last is than the first; where they are judged by other pictures, that
     their metrics can't be compared.
     """

@@ -191,7 +191,7 @@ def latency_table(latencies: Mapping[str, Any]) -> Table:
     """Milliseconds, images/s and memory of student, exports and teacher on one machine.
 
     Args:
-        latencies: content of ``latency.json`` (:func:`kd.ship.latency.measure`); what a row lacks is left empty.
+        latencies: content of ``latency.json`` (:func:`kd.ship.latency.measure_latency`); what a row lacks is left empty.
     """
     columns = {
         "model": "",

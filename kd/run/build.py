@@ -31,7 +31,7 @@ from kd.config.kinds import (
     fitted,
     read,
 )
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.config.trees import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
@@ -135,7 +135,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             if mistake is None and isinstance(error, ValueError):  # ours name their argument first
                 name, _, rest = " ".join(str(error).split()).partition(" ")
                 places = [
-                    plain(key) for key in flatten(run.config) if key.rpartition(".")[2] == name
+                    plain_key(key) for key in flatten(run.config) if key.rpartition(".")[2] == name
                 ]
                 mistake = UserError(f"{places[0]}: {rest}" if places else f"{name} {rest}")
             raise mistake or error from error
@@ -417,7 +417,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     _check_base(cls, kind, key)
     given = value.get("init_args") or {}
     _check_arguments(cls, given, key)
-    one = listed.listed(name, kind)
+    one = listed.listed_class(name, kind)
     kinds = one.fields if one else _kinds(cls)
     arguments = {}
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kd.errors import UserError
-from kd.proof.cascade import Goal, Measured, choose, sureness
+from kd.proof.cascade import Goal, Measured, choose_threshold, sureness
 from kd.report.evaluated import cascade_parts
 from kd.report.tables import write_parts
 from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
@@ -94,9 +94,9 @@ def cascade_of(
         cautions: what speaks against the pictures (:func:`kd.run.certify.check_pictures`), lines.
 
     Returns:
-        What :func:`kd.proof.cascade.choose` gives, with ``goal``, ``cautions``, ``student_ms``, ``teacher_ms``, and ``ms``
-        in each row of the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average. Of a teacher
-        that is stored answers ``teacher_ms`` is None, and there is no ``ms``.
+        What :func:`kd.proof.cascade.choose_threshold` gives, with ``goal``, ``cautions``, ``student_ms``, ``teacher_ms``,
+        and ``ms`` in each row of the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average. Of a
+        teacher that is stored answers ``teacher_ms`` is None, and there is no ``ms``.
 
     Raises:
         UserError: too few pictures, or a ``latency_ms`` that the student alone takes.
@@ -118,7 +118,7 @@ def cascade_of(
                 f"latency_ms: must be above the student's {student_ms:.3g} ms, got {options.latency_ms:g}"
             )
         goal = Goal(share=min(share, 1.0))
-    rule = choose(pictures, goal, options.confidence)
+    rule = choose_threshold(pictures, goal, options.confidence)
     rule |= {"goal": text, "cautions": [*cautions]}
     rule |= {"student_ms": student_ms, "teacher_ms": teacher_ms}
     rows = [*rule["curve"], *(rule[part] for part in ("chosen", "checked") if part in rule)]

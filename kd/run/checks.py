@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from kd.config.kinds import as_tree
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.config.suggest import words as words_of_others
 from kd.config.trees import flatten
 from kd.errors import UserError
@@ -100,7 +100,7 @@ def _deciding(idle: Mapping[str, Any], name: str, values: Mapping[str, Any]) -> 
 
 def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
     """Nested settings by dotted key, as ``--keys`` has the keys."""
-    return {plain(key): value for key, value in flatten(dict(tree)).items()}
+    return {plain_key(key): value for key, value in flatten(dict(tree)).items()}
 
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:

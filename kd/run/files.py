@@ -36,7 +36,7 @@ def _content(text: str) -> object:
     return yaml_of(text, _Strict)
 
 
-def read(file: Path) -> dict[Any, Any]:
+def read_settings(file: Path) -> dict[Any, Any]:
     """The settings in a YAML file.
 
     Raises:
@@ -95,6 +95,6 @@ def check_whole(file: Path) -> None:
     Raises:
         UserError: names the file, which does not end with :data:`END`, or is no YAML.
     """
-    read(file)
+    read_settings(file)
     if not text_of(file).endswith(END):
         raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")

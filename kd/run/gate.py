@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.config import parts as listed
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.config.trees import leaves
 from kd.errors import UserError
 from kd.run.resolve import Tree, class_nodes, merged
@@ -53,7 +53,7 @@ def check_foreign(
     """
     names = list(trusted)
     for layer in layers:
-        texts = [(plain(key), text) for key, text in leaves(layer) if isinstance(text, str)]
+        texts = [(plain_key(key), text) for key, text in leaves(layer) if isinstance(text, str)]
         problems = [problem for key, text in texts for problem in _problems_of_text(text, key)]
         problems += _problems_of_classes(merged([layer]), names)
         if problems:
@@ -120,7 +120,7 @@ def _problems_of_classes(tree: Tree, trusted: list[str]) -> Iterator[str]:
     for key, kind, node in class_nodes(tree):
         # the name is empty where another file names the class
         name, given = str(node["class_path"]), node.get("init_args") or {}
-        one = listed.listed(name, kind)
+        one = listed.listed_class(name, kind)
         if name and not is_trusted(name, trusted):
             if one is None:
                 yield f"{key} {refused_at(name, kind)}"

@@ -6,7 +6,7 @@ from functools import cache
 
 from kd import settings
 from kd.config.kinds import Key, fields, read
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.errors import UserError
 
 FILLED = "data.seed"
@@ -52,7 +52,7 @@ def declared(key: str) -> object:
     ('loss', 'callback')
     """
     kind: object = settings.Settings
-    for name in filter(None, plain(key).split(".")):
+    for name in filter(None, plain_key(key).split(".")):
         kind = read(kind).below(name)
     return kind
 

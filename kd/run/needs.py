@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.config import parts as listed
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.config.trees import leaves
 from kd.errors import UserError, needs_extra, pip_install
-from kd.launch.cluster import recognise
+from kd.launch.cluster import recognise_launcher
 from kd.run.resolve import class_nodes
 from kd.run.trust import is_here, no_module
 from kd.settings import teachers_in
@@ -128,7 +128,7 @@ def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], st
     said = []
     for key, value in leaves(config):
         if value:
-            said.append((plain(key), str(value)))
+            said.append((plain_key(key), str(value)))
     for key, _, node in class_nodes(config):
         name = node["class_path"].rpartition(".")[2]
         said.append((key, name))
@@ -157,7 +157,7 @@ def _check_processes(config: Mapping[str, Any]) -> None:
     may_have_gpus = sys.platform != "linux" or any(
         any(Path("/dev").glob(name)) for name in GPU_FILES
     )
-    if recognise():
+    if recognise_launcher():
         return
     if trainer["accelerator"] in ("gpu", "cuda") and not may_have_gpus:
         raise UserError(
@@ -224,7 +224,9 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     """
     for key, kind, node in class_nodes(config):
         top = node["class_path"].partition(".")[0]
-        is_imported = "." in node["class_path"] and listed.listed(node["class_path"], kind) is None
+        is_imported = (
+            "." in node["class_path"] and listed.listed_class(node["class_path"], kind) is None
+        )
         if is_imported and not (_installed(top) or is_here(top)):
             raise no_module(top, node["class_path"], kind, key)
         if node["class_path"].endswith(".StoredAnswers"):

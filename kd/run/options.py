@@ -102,7 +102,7 @@ def take_options(group: type[Group], request: Request) -> Group:
     return options_of(group, taken)
 
 
-def read(group: type[Group], request: Request) -> Group | None:
+def read_options(group: type[Group], request: Request) -> Group | None:
     """The options of a command line as of :func:`take_options`; None where its help is to be shown: it asks for it, or
     lacks the recipe or the words that the command needs.
     """

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kd.config.parts import described, of_kind
+from kd.config.parts import describe_list, of_kind
 from kd.config.suggest import why_needless
 from kd.errors import UserError, did_you_mean
 from kd.machine import shipped
@@ -89,7 +89,7 @@ def find(kind: str, name: str) -> Path:
     raise UserError(f"no {what} '{name}'{remedy}")
 
 
-def listed(kind: str) -> str:
+def list_of_kind(kind: str) -> str:
     """What ``--list KIND`` prints.
 
     Args:
@@ -105,7 +105,7 @@ def listed(kind: str) -> str:
 
         return "".join(f"{name}\n" for name in timm.list_models())
     if kind == "classes":
-        return described()
+        return describe_list()
     if kind not in LISTS:
         raise UserError(f"--list: lists {', '.join([*LISTS, 'models', 'classes'])}, not '{kind}'")
     first_lines = {one.short: one.text for one in of_kind(LISTS[kind]) if one.short not in PARTS}

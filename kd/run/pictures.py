@@ -179,7 +179,7 @@ def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     is_checked = kind.listed_early or kind.check_there is not Source.check_there
     if not is_checked or any(is_url(str(value)) for value in arguments.values()):
         return None
-    known = listed.listed(spec["class_path"], "source")
+    known = listed.listed_class(spec["class_path"], "source")
     assert known is not None
     values = {name: fitted(known.fields.get(name, Any), value) for name, value in arguments.items()}
     source = cast(Source, make_object(kind, values, "data.source"))

@@ -122,7 +122,7 @@ class Request:
                 belongs, or names code that is not trusted.
         """
         typed = {item.partition("=")[0] for item in self.overrides}
-        contents = {file: files.read(file) for file in self._files()}
+        contents = {file: files.read_settings(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             if not self._is_own(file):
@@ -188,7 +188,7 @@ class Request:
         Raises:
             UserError: the first one.
         """
-        contents = [files.read(file) for file in self._files()]
+        contents = [files.read_settings(file) for file in self._files()]
         typed = {
             key: word.value for layer in words_of(self.overrides) for key, word in layer.items()
         }

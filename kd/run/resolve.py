@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kd.config import parts as listed
 from kd.config.kinds import TAKE_WORDS, Key, as_tree, fields, problem_in, read, refused, wrong
-from kd.config.parts import plain
+from kd.config.parts import plain_key
 from kd.config.suggest import hint, nearest, words
 from kd.errors import UserError, no_such_loss
 from kd.run.keys import FILLED, declared, schema
@@ -143,7 +143,7 @@ def class_nodes(
             if not isinstance(node, Mapping) or "class_path" not in node:
                 continue
             yield key, of.part, dict(node)
-            one = listed.listed(str(node["class_path"]), of.part)
+            one = listed.listed_class(str(node["class_path"]), of.part)
             kinds = one.fields if one else {}
             for name, inner in (node.get("init_args") or {}).items():
                 yield from class_nodes(inner, kinds.get(name, listed.UNLISTED), f"{key}.{name}")
@@ -162,7 +162,7 @@ def _keys_in(tree: Tree) -> dict[str, Key]:
     """The keys of the arguments of the listed classes in merged settings, by their whole names."""
     known: dict[str, Key] = {}
     for key, kind, node in class_nodes(tree):
-        one = listed.listed(node["class_path"], kind)
+        one = listed.listed_class(node["class_path"], kind)
         if one is None:
             continue
         for name, argument in one.arguments.items():
@@ -237,7 +237,7 @@ class _Merge:
         of = read(kind)
         if not path:
             value = value.of(kind) if isinstance(value, Word) else value
-            check_meant(plain(key), value)
+            check_meant(plain_key(key), value)
         if of.part is not None:
             return self._put_class(before, path, value, of.part, key)
         if path and not of.holds:
@@ -277,7 +277,7 @@ class _Merge:
         new = dict(old) if adds else {}
         for path, value in given.items():
             if not isinstance(path, str):  # YAML reads 007 as 7
-                raise UserError(f"{plain(key)}: a name is text, got {path}")
+                raise UserError(f"{plain_key(key)}: a name is text, got {path}")
             first, *rest = path.split(".") if adds else [path]
             name = first.removesuffix("+")
             inner_key = _join(key, name)
@@ -336,7 +336,7 @@ class _Merge:
         if not isinstance(more, Mapping):
             problem = f"must be settings (NAME: VALUE), got '{str(more)[:80]}'"
             raise UserError(f"{key}.init_args: {problem}")
-        one = listed.listed(node["class_path"], kind)
+        one = listed.listed_class(node["class_path"], kind)
         known = one.fields if one else {}
         others = None if one and one.all_known else Any
         given = {**arguments, **more}
@@ -360,10 +360,10 @@ class _Merge:
         if not isinstance(path, str):
             problem = f"must be the name of a class, got {str(path)[:80]}"
             raise UserError(f"{key}.class_path: {problem}")
-        one = listed.listed(path, kind)
+        one = listed.listed_class(path, kind)
         is_name = NAME.fullmatch(path) or "${" in path
         if one is None and not (is_name and listed.may_be_imported(kind, path)):
-            raise UserError(f"{plain(key)}: {listed.no_class(kind, path)}")
+            raise UserError(f"{plain_key(key)}: {listed.no_class(kind, path)}")
         path = one.name if one else listed.lightnings(kind).get(path, path)
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
@@ -418,7 +418,7 @@ class _Merge:
         if not path:
             names = ", ".join(map(str, given))[:80]
             raise ValueError(f"{NAMELESS}, got {names}")
-        one = listed.listed(path, kind)
+        one = listed.listed_class(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
         known = {name: inner for name, inner in given.items() if name in one.arguments}
@@ -446,7 +446,7 @@ def _plain(value: Value) -> Value:
 
 def _is_word(value: str, kind: str) -> bool:
     """Whether a text is one of Lightning's words (``ddp``) in the place of a class."""
-    is_class = "." in value or listed.listed(value, kind) or value in listed.lightnings(kind)
+    is_class = "." in value or listed.listed_class(value, kind) or value in listed.lightnings(kind)
     return kind in TAKE_WORDS and kind != "logger" and not is_class
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kd.config.parts import class_of, listed
+from kd.config.parts import class_of, listed_class
 from kd.data.info import LISTS
 from kd.errors import UserError
 from kd.run.resolve import Value, merged, words_of
@@ -204,7 +204,7 @@ def _source(place: str, files_say: Mapping[str, Any]) -> list[str]:
     Raises:
         UserError: a folder that is not there.
     """
-    if place.startswith("{") or listed(place, "source"):
+    if place.startswith("{") or listed_class(place, "source"):
         return [f"{SOURCE}={place}"]
     if place.lower().endswith(LISTS):
         return [f"{SOURCE}=Manifest", f"{SOURCE}.train={place}"]

@@ -81,7 +81,7 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
         UserError: neither listed for this place nor trusted, not found, not a class, or its module fails to import another.
             Whatever else a user's module raises as it is imported is raised as it is.
     """
-    one = listed.listed(name, kind)
+    one = listed.listed_class(name, kind)
     if one is None and not is_trusted(name, trusted):
         raise UserError(f"{key} {refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")

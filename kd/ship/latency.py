@@ -51,7 +51,7 @@ def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndar
     return run.student_runtime()
 
 
-def measure(
+def measure_latency(
     run: FinishedRun,
     reopen: Reopen,
     runtimes: Runtimes,
@@ -226,7 +226,7 @@ def _loaders(
 
     The teacher's only runtime is ``torch``, where this is wanted and the teacher takes any picture.
 
-    The arguments are those of :func:`measure`, ``threads`` one of its numbers.
+    The arguments are those of :func:`measure_latency`, ``threads`` one of its numbers.
     """
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:

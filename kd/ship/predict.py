@@ -180,7 +180,7 @@ def _forward(
             torch.cuda.empty_cache()
 
 
-def write(
+def write_answers(
     opened: FinishedRun,
     answers: Iterator[Predicted],
     files: Sequence[str],
@@ -221,7 +221,7 @@ def write(
 Rows = Iterator[dict[str, Any]]
 
 
-def columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``.
 
     Args:
@@ -250,11 +250,11 @@ def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
 def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
     """Writes answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``).
 
-    A table's columns are those of the first row; JSON has the rows as they are (:func:`columns`).
+    A table's columns are those of the first row; JSON has the rows as they are (:func:`row_cells`).
     """
     if suffix == ".csv":
         table = CsvTable(file)
-        for number, cells in enumerate(map(columns, rows)):
+        for number, cells in enumerate(map(row_cells, rows)):
             if number == 0:
                 table.add(cells)
             table.add(cells.values())

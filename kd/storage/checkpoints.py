@@ -22,7 +22,7 @@ from kd.storage.writing import appended, existing, guard, make_folder
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
-def student_in(state: Mapping[str, Any]) -> dict[str, Any]:
+def student_weights_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """The student's weights in a training checkpoint of ours, by name; the average's where there is one.
 
     Args:

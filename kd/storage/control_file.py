@@ -52,7 +52,7 @@ def parse(text: str) -> dict[str, Any]:
     return command
 
 
-def read(folder: Path) -> tuple[str, int]:
+def read_command(folder: Path) -> tuple[str, int]:
     """The file's text, and when it was written: the same words written again are a new command.
 
     Called all through a run: by rank 0, once a second at most, and by the sampling thread of each machine.

@@ -40,7 +40,7 @@ def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image
     try:
         image = Image.open(stream, formats=FORMATS)
     except Exception as error:  # its readers raise many kinds, of headers too
-        raise in_words(error) from error
+        raise bad_picture_of(error) from error
     width, height = image.size
     if width * height > max_pixels:
         image.close()
@@ -59,7 +59,7 @@ def decoded(image: Image.Image) -> Image.Image:
         image.load()
         return upright(_eight_bits(image))
     except Exception as error:  # Pillow's readers raise many kinds
-        raise in_words(error) from error
+        raise bad_picture_of(error) from error
 
 
 class Frame(NamedTuple):
@@ -184,7 +184,7 @@ def orientation(image: Image.Image) -> int:
     return turn if turn in range(2, 9) else 1
 
 
-def in_words(error: Exception) -> BadPicture:
+def bad_picture_of(error: Exception) -> BadPicture:
     """Why a picture can't be read, in one line without the library's paths. The caller raises what is returned: a
     :class:`TooLarge` where pixels or memory are the reason.
     """

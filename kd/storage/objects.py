@@ -367,7 +367,7 @@ def _sum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(SUM, "big")
 
 
-def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
+def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
     """The files of a folder in a store, as the store has them now.
 
     Args:

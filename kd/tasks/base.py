@@ -380,7 +380,7 @@ def _updated_anywhere(metric: Metric) -> bool:
     return bool(flag)
 
 
-def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
+def occurrences(ids: Tensor, known: Tensor, count: int) -> Tensor:
     """How often each id occurs, without waiting for a GPU.
 
     Args:
@@ -439,7 +439,7 @@ class TargetCounts(ExactMetric):
             return
         ids = target.flatten().long()
         known = (ids >= 0) & (ids < self.num_classes) & (ids != self.ignore_index)
-        self.counts += counted(ids, known, self.num_classes)
+        self.counts += occurrences(ids, known, self.num_classes)
         self.total += known.sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:

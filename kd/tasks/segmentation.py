@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
-from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
+from kd.tasks.base import ExactMetric, Task, occurrences, relative_entropy
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
 
@@ -253,7 +253,7 @@ class PixelCounts(ExactMetric):
         is_class = (target >= 0) & (target < self.num_classes)
         known = taking_part & is_class
         pairs = target * self.num_classes + prediction  # a number for each pair of classes
-        counts = counted(pairs.flatten(), known.flatten(), self.confusion.numel())
+        counts = occurrences(pairs.flatten(), known.flatten(), self.confusion.numel())
         self.confusion += counts.view_as(self.confusion)
         if teacher_answer is not None:
             is_alike = prediction == teacher_answer

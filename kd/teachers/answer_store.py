@@ -68,13 +68,13 @@ class Kind:
         return ":".join(self.feature) if self.feature else "logits"
 
 
-def place_of(kinds: Sequence[Kind]) -> str:
+def shared_place(kinds: Sequence[Kind]) -> str:
     """The folder or URL that holds all of several kinds of answers; of one kind its own."""
     place = kinds[0].place
     return place if len(kinds) == 1 else place.rpartition("/")[0]
 
 
-def described(kinds: Iterable[Kind]) -> dict[str, Any]:
+def describe_kinds(kinds: Iterable[Kind]) -> dict[str, Any]:
     """What several kinds of answers hold together, for ``summary.json`` and the terminal.
 
     Returns:

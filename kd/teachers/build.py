@@ -67,7 +67,7 @@ def build_teacher(
         named_spec = replace(spec, arch=type(users_teacher).__name__)
         return OwnTeacher(users_teacher, named_spec, key)
     full_spec = completed(spec, key)
-    names, places = columns(full_spec, classes, key)
+    names, places = class_columns(full_spec, classes, key)
     count = num_classes
     if places is not None:
         count = len(names)
@@ -211,7 +211,9 @@ def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) ->
     return pool[name]
 
 
-def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
+def class_columns(
+    spec: TeacherSpec, classes: Sequence[str], key: str
+) -> tuple[list[str], Tensor | None]:
     """Which of a teacher's classes are the data's: found by name, where ``class_map`` renames the data's.
 
     Args:

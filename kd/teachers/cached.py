@@ -16,7 +16,7 @@ from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
-from kd.teachers.answer_store import AnswerStore, described, place_of
+from kd.teachers.answer_store import AnswerStore, describe_kinds, shared_place
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
 
@@ -48,7 +48,7 @@ class CachedTeacher(RunTeacher):
         first = self.stores[0]
         self.views = None if first.kind.every_view else first.views  # None: any view
         self.samples = first.samples
-        self.place = place_of(self.kinds)
+        self.place = shared_place(self.kinds)
         """Folder or URL that holds all kinds of answers; with one kind, that kind's own."""
         self.disk_bytes = sum(store.disk_bytes for store in stores)
         """Bytes of all answers once all views are filled, stored pixels included."""
@@ -225,7 +225,7 @@ class CachedTeacher(RunTeacher):
         """
         return {
             "folder": self.place,
-            **described(self.kinds),
+            **describe_kinds(self.kinds),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
             "pixels": self.pixels.kind.place if self.pixels else None,

@@ -84,7 +84,7 @@ def _held(folder: str, text: str) -> Held | None:
     return Held(folder, parts, f"{len(files)} view(s), {filled:.0%} filled, {size / 1e6:,.1f} MB")
 
 
-def fit(
+def compare_with_recipe(
     caches: Sequence[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
 ) -> tuple[bool, str]:
     """Compares what a recipe wants with what is stored.

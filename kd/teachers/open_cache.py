@@ -14,7 +14,7 @@ from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
-from kd.teachers.answer_store import AnswerStore, Kind, check_room, described, place_of
+from kd.teachers.answer_store import AnswerStore, Kind, check_room, describe_kinds, shared_place
 from kd.teachers.base import Ensemble, RunTeacher
 from kd.teachers.cache_layout import Layout, topk_temperature
 from kd.teachers.cached import CachedTeacher
@@ -300,12 +300,12 @@ def _announce(teacher: RunTeacher, name: str, kinds: Sequence[Kind], layout: Lay
     views = teacher.spec.cache_views
     answers = [kind for kind in kinds if kind.codec is not None]
     size = sum(kind.record_bytes for kind in answers)
-    form = ", ".join(f"{key} {value}" for key, value in described(answers).items())
+    form = ", ".join(f"{key} {value}" for key, value in describe_kinds(answers).items())
     title = f"cache of {name}" if name else "cache"
     records = layout.samples * views
     print(
         f"{title}: {size:,} bytes an answer ({form}), {size * records / 1e6:,.1f} MB for {views} view(s) of "
-        f"{layout.samples} pictures in {place_of(answers)}",
+        f"{layout.samples} pictures in {shared_place(answers)}",
         flush=True,
     )
     for kind in kinds[len(answers) :]:

@@ -65,9 +65,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     added = parts.Listed(path, "source", frozenset([path]), "", True, parts.keys_in(entry), {})
     known = (*parts.classes(), added)
     monkeypatch.setattr(parts, "classes", lambda: known)
-    parts.listed.cache_clear()
+    parts.listed_class.cache_clear()
     yield path
-    parts.listed.cache_clear()
+    parts.listed_class.cache_clear()
 
 
 def test_a_source_is_listed_checked_and_trained_on_by_its_own_file(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kd.launch.child import SAYS_HOW, reason_in, start_kd_train, wait_asleep
-from kd.launch.cluster import recognise
+from kd.launch.cluster import recognise_launcher
 from kd.launch.sagemaker import container, folder_of, tell_failure
 from tests._forks import ForkedRun, as_program, start
 
@@ -117,9 +117,9 @@ def test_a_child_does_not_look_for_the_processes_of_the_job(
     monkeypatch.setattr(subprocess, "Popen", lambda command, **popen: given.update(popen))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert recognise(os.environ) is not None
+    assert recognise_launcher(os.environ) is not None
     start_kd_train(["recipe=mine"])
-    assert recognise(given["env"]) is None
+    assert recognise_launcher(given["env"]) is None
     assert not variables.keys() & given["env"].keys()
 
 
@@ -144,10 +144,10 @@ def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
         monkeypatch.setenv("SM_CHANNEL_TRAIN", str(data / "train"))
     else:
         (data / "train").mkdir(parents=True)
-    assert recognise() is not None
+    assert recognise_launcher() is not None
     assert container() is not None
     start_kd_train(["recipe=teacher"])
-    assert recognise(given["env"]) is None
+    assert recognise_launcher(given["env"]) is None
     assert container(given["env"]) is None
     tell_failure("no memory", given["env"])
     assert not (tmp_path / "output").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from kd.cli import train_main
 from kd.errors import UserError
-from kd.launch.cluster import RANKS, Cluster, is_rank_zero, marker, recognise
+from kd.launch.cluster import RANKS, Cluster, is_rank_zero, marker, recognise_launcher
 from kd.launch.ray_nodes import prepare_data
 from tests._forks import start, status_of
 
@@ -83,7 +83,7 @@ FOOD = of_groups(
     ],
 )  # fmt: skip
 def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None) -> None:
-    assert recognise(env, NOWHERE) == found
+    assert recognise_launcher(env, NOWHERE) == found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None)
 )  # fmt: skip
 def test_what_contradicts_itself_is_an_error_in_one_line(env: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as error:
-        recognise(env, NOWHERE)
+        recognise_launcher(env, NOWHERE)
     assert "\n" not in str(error.value)
 
 
@@ -156,11 +156,13 @@ def test_sagemakers_resource_file(tmp_path: Path) -> None:
     file.write_text(
         json.dumps({**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"})
     )
-    assert recognise({"SM_NUM_GPUS": "8"}, file) == Cluster("SageMaker", 2, 8, OF_HOST_2 | ETH0)
+    assert recognise_launcher({"SM_NUM_GPUS": "8"}, file) == Cluster(
+        "SageMaker", 2, 8, OF_HOST_2 | ETH0
+    )
     with pytest.raises(
         UserError, match="SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"
     ):
-        recognise({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}, file)
+        recognise_launcher({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}, file)
 
 
 @pytest.mark.parametrize("key", ["current_group_name", "current_instance_group"])
@@ -173,7 +175,7 @@ def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
             file.write_text(
                 json.dumps({**FOOD, "current_host": host, key: group["instance_group_name"]})
             )
-            found[host] = recognise({}, file)
+            found[host] = recognise_launcher({}, file)
     main = {"MASTER_ADDR": "algo-2", "MASTER_PORT": "29500", **ETH0}
     for rank, host in enumerate(("algo-2", "algo-3")):
         trains = Cluster(
@@ -185,7 +187,7 @@ def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
     by_variables = {"SM_HOSTS": json.dumps(FOOD["hosts"]), "SM_CURRENT_HOST": "algo-3", "SM_CURRENT_INSTANCE_GROUP":
                     "dnn_group", "SM_NETWORK_INTERFACE_NAME": "eth0", "SM_INSTANCE_GROUPS_DICT":
                     json.dumps({g["instance_group_name"]: g for g in FOOD["instance_groups"]})}  # fmt: skip
-    assert recognise(by_variables, NOWHERE) == found["algo-3"]
+    assert recognise_launcher(by_variables, NOWHERE) == found["algo-3"]
 
 
 C5, P4 = "ml.c5.18xlarge", "ml.p4d.24xlarge"
@@ -214,9 +216,9 @@ def test_roles_of_groups(
     env = {"KD_ROLE": role} if role else {}
     if isinstance(outcome, str):
         with pytest.raises(UserError, match=outcome):
-            recognise(env, file)
+            recognise_launcher(env, file)
         return
-    found = recognise(env, file)
+    found = recognise_launcher(env, file)
     assert found is not None
     assert found.variables["MASTER_ADDR"] == outcome[0]
     assert found.num_nodes == 1
@@ -231,13 +233,13 @@ def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="current_group_name: dnn_group, but algo-1 is listed in 'data_group'"
     ):
-        recognise({}, file)
+        recognise_launcher({}, file)
     file.write_text(json.dumps({**FOOD, "hosts": ["algo-1"], "current_host": "algo-1"}))
     with pytest.raises(
         UserError,
         match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1",
     ):
-        recognise({}, file)
+        recognise_launcher({}, file)
 
 
 def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from kd.optim import (
     Pace,
     build_optimizer,
     build_schedule,
+    group_settings,
     parameter_groups,
-    settings_of,
     settle_resumed,
     warmup_cosine,
 )
@@ -395,7 +395,7 @@ def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(
     schedules = [build_schedule(optimizer, spec, 20, 4) for optimizer in (before, after)]
     if key not in after.param_groups[0]:
         pytest.skip(f"timm {timm.__version__} does not keep {key}")
-    made_with = settings_of(after)
+    made_with = group_settings(after)
     after.load_state_dict(before.state_dict())
     settle_resumed(after, schedules[1], made_with, spec.kwargs, 0)
     assert [group[key] for group in after.param_groups] == [now] * len(after.param_groups)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from kd.errors import UserError
 from kd.models.sharding import shard
 from kd.module.resumed_state import check_form, check_optimizers
-from kd.optim import OptimSpec, build_optimizer, settings_of, take_words
+from kd.optim import OptimSpec, build_optimizer, group_settings, take_words
 from tests._forks import start, status_of
 from tests._runs import run
 
@@ -224,7 +224,7 @@ def test_a_checkpoints_words_do_not_stay() -> None:
     for group in state["param_groups"]:
         group.update(amsgrad=True, fused=None, lr=0.5)
     optimizer = trained("adamw", model, steps=0)
-    own = settings_of(optimizer)
+    own = group_settings(optimizer)
     check(optimizer, state, model)
     optimizer.load_state_dict(state)
     take_words(optimizer, own)

@@ -8,7 +8,7 @@ from kd.proof.cascade import (
     THRESHOLDS,
     Goal,
     Measured,
-    choose,
+    choose_threshold,
     curve,
     threshold_of,
 )
@@ -82,13 +82,13 @@ def test_too_few_pictures_give_no_threshold() -> None:
 def test_what_is_chosen_on_one_half_is_checked_on_the_other() -> None:
     probabilities, student, teacher = drawn(4000)
     measured = Measured(probabilities.max(1), student, teacher)
-    found = choose(measured, Goal(of_teacher=0.02), 0.95)
+    found = choose_threshold(measured, Goal(of_teacher=0.02), 0.95)
     assert found["chosen_on"] == found["checked"]["pictures"] == 2000
     low, high = found["share_interval"]
     assert low < found["asked"] / 4000 < high
     assert found["checked"]["accuracy"] > found["checked"]["teacher"] - 0.03
     assert np.diff(found["scores"]).min() >= 0
-    assert choose(measured, Goal(of_teacher=0.02), 0.95) == found
+    assert choose_threshold(measured, Goal(of_teacher=0.02), 0.95) == found
 
 
 def test_a_student_that_answers_nan_asks_the_teacher() -> None:

@@ -186,7 +186,7 @@ def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
 def test_the_keys_are_those_of_the_resolved_settings() -> None:
     data = {"engine": "ray", "augment": {}, "probe": {}, "tier": {}}
     settings = resolve([{"model": {"teacher": {}}, "data": data}])
-    resolved_keys = {keys.plain(key) for key in flatten(settings)}
+    resolved_keys = {keys.plain_key(key) for key in flatten(settings)}
     declared = {*keys.schema()} - {"model.task"}
     assert {key for key in resolved_keys if not key.startswith("model.task.")} == declared
 

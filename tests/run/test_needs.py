@@ -67,7 +67,7 @@ def test_a_model_that_nobody_has_named_is_missed_before_torch(
 
 def test_an_overlay_for_gpus_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "GPU_FILES", ("nothing-of-this-name",))
-    monkeypatch.setattr(needs, "recognise", lambda: None)
+    monkeypatch.setattr(needs, "recognise_launcher", lambda: None)
     request = translate(["recipe=foodtag_vit", "config=nodes_4x8"])
     with pytest.raises(UserError) as raised:
         check_needs(request.resolved())

@@ -1,10 +1,10 @@
 """Rows of ``kd-predict``."""
 
-from kd.ship.predict import columns
+from kd.ship.predict import row_cells
 
 
 def testcolumns() -> None:
-    assert columns(
+    assert row_cells(
         {
             "file": "a.jpg",
             "labels": [{"label": "pie", "p": 0.9}],

@@ -179,7 +179,7 @@ def test_classes_that_do_not_fit(
 
 def test_a_pretrained_imagenet_model_knows_its_classes() -> None:
     """The names alone: the weights would be downloaded."""
-    from kd.teachers.build import columns as _columns
+    from kd.teachers.build import class_columns as _columns
 
     names, columns = _columns(
         TeacherSpec("vit_tiny_patch16_224", pretrained=True), ["n01443537", "n01440764"], "k"

@@ -12,7 +12,7 @@ import numpy as np
 from kd.data.info import Target
 from kd.data.sources.arrays import chained, chosen
 from kd.data.sources.files import FileSplit, printable
-from kd.data.sources.places import Place, place_of
+from kd.data.sources.places import Place, open_place
 from kd.data.targets import Targets
 from kd.storage.objects import size_in
 
@@ -82,7 +82,7 @@ class Source:
     @cached_property
     def place(self) -> Place:
         """Where the files below ``root`` are; a URL is listed at the first use, by each process that uses it."""
-        return place_of(self.root, self.key, self.cache_bytes)
+        return open_place(self.root, self.key, self.cache_bytes)
 
     def check_there(self) -> None:
         """Refuses what the settings name and this machine lacks, before torch is imported; here nothing. Of a source that is

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kd.data.label_text import plain
+from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column, Names
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, printable, said
@@ -21,10 +21,10 @@ from kd.data.sources.places import (
     expanded,
     is_hidden,
     joined,
+    open_place,
     pictures_below,
-    place_of,
 )
-from kd.data.sources.split_names import choose, split_of
+from kd.data.sources.split_names import choose_split_name, split_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
@@ -95,7 +95,7 @@ class ImageFolder(Source):
         if split != "train":
             listed = labelled_folder(folder, self.classes, self.key, self.place, note)
         else:
-            names = sorted({plain(name) for name in _visible(self.place, folder)})
+            names = sorted({plain_label(name) for name in _visible(self.place, folder)})
             listed = labelled_folder(folder, names, self.key, self.place, note)
             # Folders without a picture are no classes: the others are numbered without them.
             used, ids = np.unique(np.asarray(listed.targets), return_inverse=True)
@@ -220,9 +220,12 @@ class ImageFolder(Source):
             raise UserError(f"{self.key}: {among} in {root} may be splits or classes; {says}")
 
     def _choose(self, names: Sequence[str], split: str) -> str | None:
-        """Which folder is ``train`` or ``val``, None for none, by :func:`choose`; ``data.probe`` has no setting for them."""
+        """Which folder is ``train`` or ``val``, None for none (:func:`choose_split_name`).
+
+        ``data.probe`` has no setting for them.
+        """
         has_setting = self.key == Source.key
-        return choose(names, split, self.key, joined(self.root), has_setting)
+        return choose_split_name(names, split, self.key, joined(self.root), has_setting)
 
     def _has_pictures(self, folder: str) -> bool:
         """Whether pictures lie in the folder itself."""
@@ -264,7 +267,7 @@ class ImageFolder(Source):
         names = _visible(self.place, joined(self.root))
         if split in names:
             return split
-        return choose(names, split, self.key, self.root, has_setting=False) or split
+        return choose_split_name(names, split, self.key, self.root, has_setting=False) or split
 
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name of ``val`` in the settings counts: :meth:`load` refuses a missing one."""
@@ -317,7 +320,7 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
 def classes_below(folder: str, key: str) -> list[str]:
     """The labels that the folders in ``folder``, a path or URL, stand for, sorted; errors as of :func:`class_folders`."""
     root = joined(expanded(folder))
-    return sorted({plain(name) for name in class_folders(root, key, place_of(root, key))})
+    return sorted({plain_label(name) for name in class_folders(root, key, open_place(root, key))})
 
 
 def labelled_folder(
@@ -327,7 +330,7 @@ def labelled_folder(
 
     Args:
         path: folder or URL.
-        classes: names of the classes by id, as :func:`plain` writes them.
+        classes: names of the classes by id, as :func:`plain_label` writes them.
         key: the setting that names the folder, for messages.
         place: where the folder is.
         note: takes a line about folders without a usable picture, which are left out; None: it is dropped.
@@ -344,7 +347,7 @@ def labelled_folder(
     def pictures() -> Iterator[str]:
         """The pictures of known classes; notes the target of each, and what else is there."""
         for folder in class_folders(path, key, place):
-            label = plain(folder)
+            label = plain_label(folder)
             files, other_files = pictures_below(joined(path, folder), place)
             others.update(other_files)
             if not files:

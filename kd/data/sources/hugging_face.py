@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kd.data.info import Target
-from kd.data.label_text import plain
+from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
 from kd.data.sources.labels import labels_in, numbered
 from kd.data.sources.places import expanded
-from kd.data.sources.split_names import Unfit, choose, column_of_splits, split_in
+from kd.data.sources.split_names import Unfit, choose_split_name, column_of_splits, split_in
 from kd.errors import UserError, first_line
 from kd.storage.dataset_folder import check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
@@ -208,7 +208,7 @@ class HuggingFace(Source):
         values = [None if value == -1 else value for value in data[column][:]]
         names = getattr(data.features[column], "names", None)
         if names is not None:
-            names = [plain(name) for name in names]
+            names = [plain_label(name) for name in names]
             return ["" if value is None else names[value] for value in values], names
         labels = [labels_in(value, "none") for value in values]
         for i, found in enumerate(labels):
@@ -260,7 +260,7 @@ class HuggingFace(Source):
             return given
         if split == "val" and given is None:
             return None
-        name = choose(self._split_names(), split, "data.source", self.path)
+        name = choose_split_name(self._split_names(), split, "data.source", self.path)
         if name is None and split == "train":
             return split
         return split if split in self._split_names() else name

@@ -1,7 +1,7 @@
 """What all sources do with labels: how a label is written, which classes there are, what is doubted.
 
-A source finds text or numbers; :func:`plain` makes labels of them, :func:`labels_in` finds several labels in one cell, and
-:func:`in_order` numbers the classes, which are those of the training pictures. The rules are in kd/data/README.md.
+A source finds text or numbers; :func:`plain_label` makes labels of them, :func:`labels_in` finds several labels in one cell,
+and :func:`in_order` numbers the classes, which are those of the training pictures. The rules are in kd/data/README.md.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kd.data.label_text import plain
+from kd.data.label_text import plain_label
 from kd.errors import UserError
 
 NAMED = 5  # classes that a message names
@@ -210,7 +210,7 @@ def numbered(
 
 # -- several labels in one cell --------------------------------------------------------------------------------------
 def labels_in(cell: object, separator: str) -> list[str]:
-    """The labels of a cell, as :func:`plain` writes them; an empty label is none.
+    """The labels of a cell, as :func:`plain_label` writes them; an empty label is none.
 
     A list, of JSON or as Python writes it, holds several labels whatever the separator.
 
@@ -234,4 +234,4 @@ def labels_in(cell: object, separator: str) -> list[str]:
             parts = content
         elif separator != "none":
             parts = text.split(separator)
-    return [label for label in map(plain, parts) if label]
+    return [label for label in map(plain_label, parts) if label]

@@ -33,7 +33,7 @@ from kd.data.sources.split_names import Unfit, column_of_splits, split_in, split
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, number_of
-from kd.storage.objects import is_url, listed
+from kd.storage.objects import files_below, is_url
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 """Of tables, by the ending of their names; all other lists are JSON."""
@@ -505,7 +505,7 @@ def _ending_of_file(path: str, key: str) -> str:
     folder, name = posixpath.split(path)
     names: list[str] = []
     if is_url(path):
-        names = list(listed(folder, key, below=False))
+        names = list(files_below(folder, key, below=False))
     elif Path(folder).is_dir():
         names = [file.name for file in Path(folder).iterdir()]
     endings = []

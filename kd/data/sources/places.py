@@ -17,7 +17,7 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
-from kd.storage.objects import LocalCache, content_of, is_url, listed, size_in, whole_file
+from kd.storage.objects import LocalCache, content_of, files_below, is_url, size_in, whole_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2",
                   ".j2k", ".jfif")  # fmt: skip
@@ -126,7 +126,7 @@ class Store:
         """
         _check_plain(root, key)
         root = joined(root)
-        states = {f"{root}/{name}": state for name, state in listed(root, key).items()}
+        states = {f"{root}/{name}": state for name, state in files_below(root, key).items()}
         for url in states:
             _check_plain(url, key)
         return cls(root, states, limit)
@@ -152,7 +152,7 @@ class Store:
             _check_plain(folder, key)
         states = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            listings = pool.map(partial(listed, key=key, below=False), folders)
+            listings = pool.map(partial(files_below, key=key, below=False), folders)
             for folder, listing in zip(folders, listings, strict=True):
                 for name, state in listing.items():
                     if f"{folder}/{name}" in wanted:
@@ -293,7 +293,7 @@ def expanded(path: str) -> str:
     return path if is_url(path) else os.path.expanduser(path)  # noqa: PTH111 - "." stays "."
 
 
-def place_of(root: str, key: str, limit: int | None = None) -> Place:
+def open_place(root: str, key: str, limit: int | None = None) -> Place:
     """Where the files below a folder or URL are; a URL is listed at once.
 
     Args:

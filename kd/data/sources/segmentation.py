@@ -20,7 +20,7 @@ from kd.data.sources.places import (
     joined,
     pictures_below,
 )
-from kd.data.sources.split_names import choose
+from kd.data.sources.split_names import choose_split_name
 from kd.data.targets import Masks
 from kd.errors import UserError
 from kd.storage.decoding import BadPicture, open_picture, orientation, upright
@@ -177,7 +177,7 @@ class SegmentationFolder(Source):
 
     def _name(self, split: str) -> str:
         """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it
-        (``Training``; see :func:`choose`), else ``split`` again, which :meth:`load` refuses.
+        (``Training``; see :func:`choose_split_name`), else ``split`` again, which :meth:`load` refuses.
 
         Raises:
             UserError: two folders could be the split.
@@ -188,7 +188,9 @@ class SegmentationFolder(Source):
             names = self.place.folders(images)
         if split in names:
             return split
-        chosen = choose(sorted(names), split, "data.source.root", images, has_setting=False)
+        chosen = choose_split_name(
+            sorted(names), split, "data.source.root", images, has_setting=False
+        )
         return chosen or split
 
     def load(self, split: str) -> MaskSplit:

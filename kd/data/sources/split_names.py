@@ -57,7 +57,7 @@ def split_of(name: object) -> str | None:
     return None
 
 
-def choose(
+def choose_split_name(
     names: Collection[str], split: str, key: str, where: str, has_setting: bool = True
 ) -> str | None:
     """Which of some names is the split ``train``, ``val`` or ``test``; None where no name means it.

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.folder import Note
-from kd.data.sources.places import IMAGE_SUFFIXES, expanded, pictures_below, place_of
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded, open_place, pictures_below
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
@@ -80,7 +80,7 @@ def unlabelled_folder(
         UserError: no such folder, or no pictures of the split in it.
     """
     root = expanded(root)
-    place = place_of(root, key, cache_bytes)
+    place = open_place(root, key, cache_bytes)
     folder = root
     if is_url(root):
         folder = root.rstrip("/")

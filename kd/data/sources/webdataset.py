@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from filelock import FileLock
 
-from kd.data.label_text import plain
+from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
 from kd.data.sources.files import said
@@ -97,7 +97,7 @@ class WebDataset(Source):
         self.label = label
         self.names = None
         if classes:
-            self.names = list(map(plain, classes))
+            self.names = list(map(plain_label, classes))
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def check_there(self) -> None:
@@ -136,7 +136,9 @@ class WebDataset(Source):
 
     def _labels(self, split: str) -> list[str]:
         """The label of each sample as all sources write it, "" without one; the name of a class where its id is given."""
-        labels = [plain(label) for shard in self._read(split).values() for label in shard.labels]
+        labels = [
+            plain_label(label) for shard in self._read(split).values() for label in shard.labels
+        ]
         names = dict(enumerate(self.names or []))
         return [names.get(int(label), label) if label.isdecimal() else label for label in labels]
 

@@ -388,7 +388,7 @@ class CNNStart(ABC):
         if inherits_classifier(self.student, self.teacher):
             start = self.reads_last()[:, chosen[-1]]
             inputs = student_input, teacher_input
-            fit_classifier(self.student, self.teacher, pictures, *inputs, start)
+            fit_classifier_of_cnn(self.student, self.teacher, pictures, *inputs, start)
 
     def _choose(
         self, theirs: Sequence[Tensor]
@@ -534,7 +534,7 @@ def check_cnns(
     must_not_be_larger(sizes(student), sizes(teacher))
 
 
-def fit_classifier(
+def fit_classifier_of_cnn(
     student: CNN,
     teacher: CNN,
     pictures: Images,

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from kd.config.kinds import Range
 from kd.errors import UserError
-from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
+from kd.launch.groups import WHY_TOO_OLD, gpus_in, has_gpus, too_old
 from kd.launch.processes import devices_asked_for
 from kd.report.prices import price_of, read_prices
 from kd.run import files
-from kd.run.keys import plain
+from kd.run.keys import plain_key
 from kd.run.needs import refuse_random_weights
 from kd.run.options import option, take
 from kd.run.paths import find
@@ -52,7 +52,7 @@ class Machines:
     def gpus(self) -> int | None:
         """GPUs of each machine; 0 for ``cpu:N``, None for an instance type of which it is not known."""
         if self.parts is None:
-            return gpus_of(self.type)
+            return gpus_in(self.type)
         kind, count = self.parts
         return 0 if kind == "cpu" else count
 
@@ -197,7 +197,7 @@ class Job(Needs):
             _, _, value = item.partition("=")
             values.append(value)
         for path in self.files.values():
-            content = files.read(path)
+            content = files.read_settings(path)
             values += [str(value) for _, value in files.leaves(content)]
         names: set[str] = set()
         for value in values:
@@ -213,7 +213,9 @@ class Job(Needs):
         """
         settings = [item.partition("=")[::2] for item in self.items]
         for file in self.files.values():
-            settings += [(key, str(value)) for key, value in files.leaves(files.read(file))]
+            settings += [
+                (key, str(value)) for key, value in files.leaves(files.read_settings(file))
+            ]
         paths = []
         for key, value in settings:
             if not value or not key.startswith(("data.", "model.")):
@@ -222,7 +224,7 @@ class Job(Needs):
                 continue
             place = Path(value).expanduser()
             if place.exists():
-                paths.append(f"{plain(key)}={value}")
+                paths.append(f"{plain_key(key)}={value}")
         return sorted(set(paths))
 
     @property

@@ -68,7 +68,7 @@ def content(
     }
 
 
-def headline(scale: Mapping[str, Any]) -> str:
+def scaling_headline(scale: Mapping[str, Any]) -> str:
     """The prediction in one line, with what it takes for granted."""
     predicted = scale["predicted"]
     return (
@@ -93,7 +93,7 @@ def tables(scale: Mapping[str, Any]) -> list[Table]:
     reduces = [[a["processes"], a["mb"], a["ms"]] for a in scale["all_reduce"]]
     note = (
         "weak: each process keeps the batch; strong: all processes share it; efficiency is against one process\n"
-        f"{headline(scale)}"
+        f"{scaling_headline(scale)}"
     )
     of_speed = ["processes x batch", "scaling", "images/s", "efficiency (%)", "step ms"]
     of_steps = ["processes x batch", "teacher ms", "student ms", "rest ms", "communication ms",

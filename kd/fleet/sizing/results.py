@@ -21,7 +21,7 @@ STUDENT = "student.yaml"
 """The overlay of the choice."""
 
 
-def write(sizes: Mapping[str, Any], folder: Path) -> Path:
+def write_sizes(sizes: Mapping[str, Any], folder: Path) -> Path:
     """Writes ``sizes.json`` and, where there is a choice, ``student.yaml``; returns ``folder``."""
     write_json(folder / "sizes.json", sizes)
     if sizes["choice"]:
@@ -45,7 +45,7 @@ def _chosen(sizes: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((row for row in sizes["candidates"] if row["name"] == sizes["choice"]), None)
 
 
-def headline(sizes: Mapping[str, Any]) -> str:
+def sizes_headline(sizes: Mapping[str, Any]) -> str:
     """One sentence: the chosen size with its score, latency in ms and millions of parameters, or that none was scored."""
     bounds = ", ".join(f"{key} <= {value:g}" for key, value in sizes["budget"].items())
     within = f" within {bounds}" if bounds else ""
@@ -59,7 +59,7 @@ def headline(sizes: Mapping[str, Any]) -> str:
     )
 
 
-def table(sizes: Mapping[str, Any]) -> Table:
+def sizes_table(sizes: Mapping[str, Any]) -> Table:
     """The candidates, the teacher last, and how they were measured; a named column that is empty in every row is left
     out.
     """
@@ -84,7 +84,7 @@ def table(sizes: Mapping[str, Any]) -> Table:
         f"latency: on {sizes['machine']}, drawn weights, all in turns, medians of the rounds; accuracy: "
         f"{sizes['held_out']} labelled pictures that no candidate was made or trained with, but the teacher may have been\n"
         f"it took {duration(sizes['took_s'])}\n"
-        f"{headline(sizes)}"
+        f"{sizes_headline(sizes)}"
     )
     return Table(title, list(filled), list(zip(*filled.values(), strict=True)), note)
 

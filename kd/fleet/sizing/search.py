@@ -114,7 +114,7 @@ class SizeSearch:
         teacher_size = self._teacher_size()
         rows = {size.name: self._row(size) for size in (*self.candidates, *teacher_size)}
 
-        check([rows[candidate.name] for candidate in self.candidates], budget)
+        check_budget([rows[candidate.name] for candidate in self.candidates], budget)
         to_time = [
             candidate
             for candidate in self.candidates
@@ -123,7 +123,7 @@ class SizeSearch:
         for name, numbers in self._times([*to_time, *teacher_size]).items():
             rows[name].update(numbers)
         teacher_row = rows.pop(TEACHER, {})
-        check(list(rows.values()), budget)
+        check_budget(list(rows.values()), budget)
         self.results.write()  # not before: a refused budget leaves nothing behind
 
         to_score = []
@@ -131,7 +131,7 @@ class SizeSearch:
             if candidate.inherits and not exceeded(rows[candidate.name], budget):
                 to_score.append(candidate)
         self._score(to_score, rows)
-        choice = choose(list(rows.values()), budget, self.sign)
+        choice = choose_size(list(rows.values()), budget, self.sign)
 
         return {
             "recipe": self.run.config["recipe"],
@@ -273,7 +273,7 @@ def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
     return [key for key, most in budget.items() if row.get(key, 0) > most]
 
 
-def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
+def check_budget(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     """Refuses a budget that no candidate meets.
 
     Args:
@@ -301,7 +301,7 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     raise UserError(f"{first}: no candidate is within {' '.join(words)} at once")
 
 
-def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
+def choose_size(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
     """Marks each row: ``within`` the budget, and on the ``front`` of score and latency.
 
     Args:

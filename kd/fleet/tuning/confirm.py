@@ -11,7 +11,7 @@ from kd.fleet.tuning.plan import LATENCY, SearchPlan
 from kd.fleet.tuning.results import best_trials, chosen, words_of
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
-from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial
+from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, lock_trial, usable_gpus
 from kd.proof.seeds import gain_over_seeds
 from kd.report.terminal import print_parts
 from kd.run.trust import made_here, remember_made
@@ -26,7 +26,9 @@ def search_and_confirm(plan: SearchPlan) -> int:
 
     Returns the exit status, 1 without a result.
     """
-    search = Search(plan, deal(plan.options.jobs, gpus_of(plan.config["trainer"]["accelerator"])))
+    search = Search(
+        plan, deal(plan.options.jobs, usable_gpus(plan.config["trainer"]["accelerator"]))
+    )
     say(f"kd-tune: {plan.folder}: {search.progress()}")
     search.run()
     print_parts([best_trials(search.study, plan)])

@@ -225,7 +225,7 @@ def _from_file(request: Request, given: str | None, searches: bool) -> dict[str,
         return {}
     file = shipped[0] if given is None else Path(given)
     try:
-        content = files.read(file)
+        content = files.read_settings(file)
     except UserError as error:
         raise UserError(f"tune: {error}") from error
     files.check_text(content, f"tune: {file}: ")

@@ -57,7 +57,7 @@ class Slot:
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
-    """This machine in ``jobs`` shares of its cores and of its ``gpus`` (see :func:`gpus_of`).
+    """This machine in ``jobs`` shares of its cores and of its ``gpus`` (see :func:`usable_gpus`).
 
     With fewer GPUs than jobs, several shares have the same GPU.
     """
@@ -71,7 +71,7 @@ def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
     return slots
 
 
-def gpus_of(accelerator: str) -> list[str]:
+def usable_gpus(accelerator: str) -> list[str]:
     """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them: by number, or as the user has set it.
 
     Args:

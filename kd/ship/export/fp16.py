@@ -3,8 +3,8 @@
 To run an FP16 file on a CPU proves nothing: ONNX Runtime computes it in float32 there, and a product of 80,000 that is
 infinite on a GPU or a phone stays 80,000. The proof has two parts instead:
 
-- :func:`measure` runs the float32 graph on real pictures and finds what each operation's numbers reach, also those that
-  it computes inside (:data:`INSIDE`).
+- :func:`measure_ranges` runs the float32 graph on real pictures and finds what each operation's numbers reach, also those
+  that it computes inside (:data:`INSIDE`).
 - :func:`rounded` is the FP16 graph with float32 arithmetic and each result rounded to FP16. Sums inside one operation
   (:data:`SUMS`) are in float32, as GPUs and most phones have them.
 
@@ -184,7 +184,7 @@ class HalfPrecision:
         without a name get one, else it stays as it is.
         """
         _name_nodes(model.graph)
-        self.ranges = measure(model, self.pictures())
+        self.ranges = measure_ranges(model, self.pictures())
         kept: set[str] = set()
         if not self.everything:
             unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
@@ -238,7 +238,7 @@ def shortened(layers: Sequence[str]) -> str:
     return named
 
 
-def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[TensorRange]:
+def measure_ranges(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[TensorRange]:
     """What each float32 tensor of a graph holds.
 
     Of an operation of :data:`INSIDE` what it computes inside is measured too.

@@ -22,7 +22,7 @@ from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
-from kd.storage.checkpoints import student_in
+from kd.storage.checkpoints import student_weights_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.tensors import read_checkpoint
@@ -103,7 +103,7 @@ def save_student(
     if checkpoint is None:
         weights = student.final.state_dict()
     else:
-        weights = student_in(read_checkpoint(checkpoint)["state_dict"])
+        weights = student_weights_in(read_checkpoint(checkpoint)["state_dict"])
     state = unit_output(weights)
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     # not by save_file: its files can be read by their owner alone
@@ -294,7 +294,7 @@ def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
     arch = metadata.arch
     kwargs = dict(metadata.kwargs)
     classes = kwargs.pop("num_classes")
-    check_arguments(kwargs, f"{path}: ", tensors_in(path))
+    check_arguments(kwargs, f"{path}: ", shapes_in(path))
     if metadata.has_own_form:
         return lambda: DenseModel(timm.create_model(arch, num_classes=0, **kwargs), classes)
     return lambda: timm.create_model(arch, num_classes=classes, **kwargs)
@@ -326,7 +326,7 @@ def _of_builder(
                 f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
                 f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
             )
-        check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
+        check_arguments(arguments["config"], f"{path}: ", shapes_in(path))
     size = height_width(input_size(metadata, path))
     make: Any = builder or HuggingFaceBuilder
     count = metadata.num_classes
@@ -334,7 +334,7 @@ def _of_builder(
     return lambda: build_own(make(**arguments), count, size, mean, std, str(path))
 
 
-def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a safetensors file's tensors by name, without reading them."""
     with safe_open(regular(path, LARGEST_STUDENT), framework="pt") as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
@@ -348,5 +348,5 @@ def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
         state = make().state_dict()
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    if shapes != tensors_in(path):
+    if shapes != shapes_in(path):
         raise UserError(f"{path}: its weights don't fit the model that it describes")

@@ -196,7 +196,7 @@ class Server:
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
             body = await read_body(request, self.limits, share)
             inference = await self._in_decoder(
-                open_inference.read, body, header, self.manifest, self.limits.max_pictures
+                open_inference.read_request, body, header, self.manifest, self.limits.max_pictures
             )
             pictures.take(len(inference.pictures))
             views = []

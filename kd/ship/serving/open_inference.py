@@ -114,7 +114,7 @@ def outputs_of(manifest: ExportManifest) -> dict[str, tuple[str, list[int]]]:
     }
 
 
-def read(
+def read_request(
     body: bytearray, header: str | None, manifest: ExportManifest, max_pictures: int
 ) -> InferenceRequest:
     """Checks the body of a request for inference.

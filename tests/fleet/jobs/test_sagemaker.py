@@ -12,7 +12,7 @@ import pytest
 
 from kd.cli import main
 from kd.fleet.jobs.places.sagemaker import aws_session
-from kd.launch.groups import gpus_of
+from kd.launch.groups import gpus_in
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 
@@ -141,7 +141,7 @@ def test_parts_of_requests() -> None:
         "g5.16xlarge",
         "ml.c5.large",
     ]
-    assert [gpus_of(name) for name in (*types, "ml.g7.48xlarge", "local")] == [
+    assert [gpus_in(name) for name in (*types, "ml.g7.48xlarge", "local")] == [
         8,
         4,
         1,

@@ -7,7 +7,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.scaling.measure import Case, ScalingPlan, all_reduces, reading
-from kd.fleet.scaling.results import content, headline, tables
+from kd.fleet.scaling.results import content, scaling_headline, tables
 from kd.report.costs import Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
@@ -68,12 +68,12 @@ def test_what_is_measured_and_predicted() -> None:
     assert predicted["step_ms"] == pytest.approx(100 + 10 * (31 / 32) / (7 / 8))
     assert predicted["images_per_s"] == predict(Facts(measured[1][1]), Change(gpus=32)).images_per_s
     assert predicted["efficiency"] == pytest.approx(100 / predicted["step_ms"])
-    assert headline(scale).startswith("32 processes would train 18")
-    assert "over a network as fast as between the measured processes" in headline(scale)
+    assert scaling_headline(scale).startswith("32 processes would train 18")
+    assert "over a network as fast as between the measured processes" in scaling_headline(scale)
     table, steps, reduces = tables(scale)
     assert table.rows[1][:2] == ["ddp 8 x 64", "weak"]
     assert table.rows[1][2:5] == pytest.approx([8 * 64 / 0.11, 100 / 1.1, 110.0])
-    assert table.note.endswith(headline(scale))
+    assert table.note.endswith(scaling_headline(scale))
     assert steps.rows[1] == ["ddp 8 x 64", 60.0, 40.0, 0.0, 10.0, 900, 24.0]
     assert len(reduces.rows) == 2
     json.dumps(scale)

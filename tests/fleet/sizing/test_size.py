@@ -14,9 +14,9 @@ from kd.errors import UserError
 from kd.fleet.sizing import search, timing
 from kd.fleet.sizing.candidates import candidates, drawing
 from kd.fleet.sizing.plan import Conditions, SizeOptions, check_plan
-from kd.fleet.sizing.results import headline, table
+from kd.fleet.sizing.results import sizes_headline, sizes_table
 from kd.fleet.sizing.scores import hold_out
-from kd.fleet.sizing.search import check, choose
+from kd.fleet.sizing.search import check_budget, choose_size
 from kd.fleet.sizing.timing import Drawn, several
 from kd.run.build import build
 from kd.run.options import take_options
@@ -156,29 +156,31 @@ def row(name: str, ms: float, score: float | None = None, **more: object) -> dic
 
 def test_the_choice_is_the_best_within_all_budgets() -> None:
     rows = [row("a", 1, 0.5), row("b", 2, 0.4), row("c", 3, 0.7), row("d", 9)]
-    assert choose(rows, {"latency_ms": 3, "mb": 12}, 1) == "c"
+    assert choose_size(rows, {"latency_ms": 3, "mb": 12}, 1) == "c"
     assert [(one["within"], one["front"]) for one in rows] == [
         (True, True),
         (True, False),
         (True, True),
         (False, False),
     ]
-    assert choose([row("a", 1, 0.5), row("b", 2, 0.4)], {}, -1) == "b", "of a loss less is better"
-    assert choose([row("a", 1, 0.5), row("b", 2, 0.5)], {}, 1) == "a", "as good and faster"
+    assert choose_size([row("a", 1, 0.5), row("b", 2, 0.4)], {}, -1) == "b", (
+        "of a loss less is better"
+    )
+    assert choose_size([row("a", 1, 0.5), row("b", 2, 0.5)], {}, 1) == "a", "as good and faster"
 
 
 def test_an_impossible_budget_names_the_smallest_candidate() -> None:
     rows = [row("a", 1.25), row("b", 2)]
-    check(rows, {"latency_ms": 1.5})
+    check_budget(rows, {"latency_ms": 1.5})
     with pytest.raises(
         kd.errors.UserError,
         match=r"latency_ms: no candidate is within 1: the smallest is a with 1.25 ms",
     ):
-        check(rows, {"mb": 8, "latency_ms": 1})
+        check_budget(rows, {"mb": 8, "latency_ms": 1})
     with pytest.raises(
         kd.errors.UserError, match="no candidate is within latency_ms=1.5 mb=4 at once"
     ):
-        check([row("a", 1.25), row("b", 2, mb=1)], {"latency_ms": 1.5, "mb": 4})
+        check_budget([row("a", 1.25), row("b", 2, mb=1)], {"latency_ms": 1.5, "mb": 4})
 
 
 def test_a_budget_of_latency_that_nothing_meets_is_refused_and_leaves_nothing(
@@ -219,7 +221,7 @@ def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed
 
 def content(**more: object) -> dict:
     rows = [row("small", 1, 0.5, own=True), row("large", 9)]
-    choose(rows, {"latency_ms": 3}, 1)
+    choose_size(rows, {"latency_ms": 3}, 1)
     return {"recipe": "tiny", "metric": "acc1", "budget": {"latency_ms": 3.0}, "conditions": vars(Conditions()),
             "machine": "a CPU", "held_out": 40, "teacher": row("teacher", 20, before=0.9),
             "candidates": rows, "choice": "small", "took_s": 1.0, **more}  # fmt: skip
@@ -228,25 +230,25 @@ def content(**more: object) -> dict:
 def test_a_teacher_that_was_not_timed_has_its_score() -> None:
     """Several teachers, or one that is not timm's."""
     untimed = content(teacher={"before": 0.9})
-    rows = table(untimed).rows
+    rows = sizes_table(untimed).rows
     assert rows[-1][0] == "teacher" and "90.0%" in rows[-1]
 
 
 def test_the_table_says_what_was_not_scored() -> None:
-    rows = table(content()).rows
+    rows = sizes_table(content()).rows
     assert [line[-1] for line in rows] == [
         "chosen, on the front, the recipe's student",
         "over the budget",
         "",
     ]
     assert (
-        headline(content())
+        sizes_headline(content())
         == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
     )
-    assert table(content()).note.endswith(f"it took 1.0 s\n{headline(content())}")
+    assert sizes_table(content()).note.endswith(f"it took 1.0 s\n{sizes_headline(content())}")
     rows = [row("small", 1, 0.5), row("resnet10t", 2, inherits=False)]
-    choose(rows, {"latency_ms": 3}, 1)
-    assert [line[-1] for line in table(content(candidates=rows)).rows] == [
+    choose_size(rows, {"latency_ms": 3}, 1)
+    assert [line[-1] for line in sizes_table(content(candidates=rows)).rows] == [
         "chosen, on the front",
         "does not inherit",
         "",

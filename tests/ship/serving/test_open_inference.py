@@ -25,7 +25,7 @@ for package in (
 
 from kd.ship.export.manifest import ExportManifest  # noqa: E402
 from kd.ship.serving.bodies import Refused  # noqa: E402
-from kd.ship.serving.open_inference import InferenceRequest, metadata, read, respond  # noqa: E402
+from kd.ship.serving.open_inference import InferenceRequest, metadata, read_request, respond  # noqa: E402
 from tests._serving import ABOUT, mean_colour, serving  # noqa: E402
 
 
@@ -200,7 +200,7 @@ PIXEL = {"name": "pictures", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data":
 def test_wrong_tensors_are_refused(change: dict[str, Any], reason: str) -> None:
     body = bytearray(json.dumps({"inputs": [PIXEL | change]}).encode())
     with pytest.raises(Refused, match=reason) as caught:
-        read(body, None, ABOUT, 8)
+        read_request(body, None, ABOUT, 8)
     assert caught.value.status == 400 and str(caught.value).encode()
 
 
@@ -214,7 +214,7 @@ def test_wrong_tensors_are_refused(change: dict[str, Any], reason: str) -> None:
 ])  # fmt: skip
 def test_wrong_bodies_are_refused(body: bytes, header: str | None, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        read(bytearray(body), header, ABOUT, 8)
+        read_request(bytearray(body), header, ABOUT, 8)
 
 
 def test_binary_elements_must_fit() -> None:
@@ -227,13 +227,13 @@ def test_binary_elements_must_fit() -> None:
         }
         head = json.dumps({"inputs": [made]}).encode()
         with pytest.raises(Refused, match=r"elements"):
-            read(bytearray(head + raw), str(len(head)), ABOUT, 8)
+            read_request(bytearray(head + raw), str(len(head)), ABOUT, 8)
 
 
 def test_nested_data_is_read_row_by_row() -> None:
     data = np.arange(12).reshape(2, 1, 2, 3)
     body = json.dumps({"inputs": [PIXEL | {"shape": [2, 1, 2, 3], "data": data.tolist()}]}).encode()
-    assert np.array_equal(np.stack(read(bytearray(body), None, ABOUT, 8).pictures), data)  # type: ignore[arg-type]
+    assert np.array_equal(np.stack(read_request(bytearray(body), None, ABOUT, 8).pictures), data)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("task", "numbers", "name", "kind", "data"), [

@@ -19,7 +19,7 @@ from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.own_backbone import AllMaps, backbone_of_builder, same_with_weights
-from kd.ship.export.student import in_order, input_size, tensors_in
+from kd.ship.export.student import in_order, input_size, shapes_in
 from kd.ship.export.torchvision_keys import detector_backbones
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
@@ -103,7 +103,7 @@ class Backbone(Format):
         manifest = from_metadata(read_metadata(file), file)
         metadata = student_metadata_in(file)
         size = input_size(metadata, file)
-        check_arguments(metadata.kwargs, f"{file}: ", tensors_in(file))
+        check_arguments(metadata.kwargs, f"{file}: ", shapes_in(file))
         model: Any = timm.create_model(metadata.arch, **metadata.kwargs)
         state = load_file(regular(file, LARGEST_STUDENT))
         # the backbone of a dense student ends earlier than timm's
