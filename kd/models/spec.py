@@ -25,7 +25,6 @@ class ModelSpec(ModelSettings):
 
     def __post_init__(self) -> None:
         """Takes timm's prefix off the architecture's name."""
-        super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
 
     @property
