@@ -278,7 +278,8 @@ class TypeParts:
             elif plain is Any and self.part is not None:
                 word = "a class"
             else:
-                word = TYPES.get(plain) or getattr(plain, "__name__", str(plain))
+                name = getattr(plain, "__name__", str(plain))
+                word = TYPES.get(plain, name)
             words += [word] if one is not NoneType else []
         return " or ".join(dict.fromkeys(words))
 
@@ -308,7 +309,8 @@ def read(kind: object) -> TypeParts:
             held[get_origin(one)] = get_args(one)[-1]
     entries = held.get(dict, Any)
     items = held.get(list, Any)
-    group = next((one for one in types if dataclasses.is_dataclass(one)), None)
+    groups = [one for one in types if isinstance(one, type) and dataclasses.is_dataclass(one)]
+    group = next(iter(groups), None)
     marks = [*_marks(kind)]
     limits = tuple(mark for mark in marks if isinstance(mark, Limit))
     by_name = [*map(id, _marks(entries))]
@@ -547,7 +549,9 @@ class Checked:
     @field_validator("*", mode="wrap")
     @classmethod
     def _check(cls, value: object, handler: Handler, info: ValidationInfo) -> Value:
-        return check_value(fields(cls)[str(info.field_name)].kind, value, handler, info.context)
+        return check_value(
+            fields(cast(Any, cls))[str(info.field_name)].kind, value, handler, info.context
+        )
 
 
 def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:

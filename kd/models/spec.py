@@ -98,3 +98,8 @@ class TeacherSpec(ModelSpec, TeacherSettings):
 @checked_group
 class StudentSpec(ModelSpec, StudentSettings):
     """A student's model; :class:`kd.settings.StudentSettings` explains the arguments."""
+
+    def __post_init__(self) -> None:
+        """As of both: a frozen backbone needs a classifier."""
+        super().__post_init__()
+        StudentSettings.__post_init__(self)

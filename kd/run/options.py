@@ -116,7 +116,7 @@ def read_options(group: type[Group], request: Request) -> Group | None:
 
 def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
     """The options of a group by name, text as on a command line; a UserError names the option that is wrong."""
-    known = fields(group)
+    known = fields(cast(Any, group))
     values = {name: _read(name, value, known[name].kind) for name, value in given.items()}
     try:
         made: Group = _validator(cast(Any, group)).validate_python(
@@ -207,7 +207,7 @@ def options_help(group: type[CommandOptions]) -> str:
     """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field."""
     lines = []
     for name in names_of(group):
-        key = fields(group)[name]
+        key = fields(cast(Any, group))[name]
         default = getattr(options_of(group, {}), name)
         shown = "" if default is None else str(default)
         if isinstance(default, list):
