@@ -286,8 +286,13 @@ class TypeParts:
     @property
     def shown(self) -> str:
         """The type in words, with its ranges: ``a number or null > 0``."""
-        null = " or null" if NoneType in self.types else ""
-        return " ".join([self.text + null, *(limit.text for limit in self.limits if isinstance(limit, Range))])  # fmt: skip
+        words = [self.text]
+        if NoneType in self.types:
+            words.append("or null")
+        for limit in self.limits:
+            if isinstance(limit, Range):
+                words.append(limit.text)
+        return " ".join(words)
 
 
 READ: dict[int, tuple[object, TypeParts]] = {}
@@ -366,17 +371,21 @@ def check_value(
     try:
         checked = handler(spelled(of, value))
     except ValidationError as error:
-        alone = len(of.types) - (NoneType in of.types) == 1
-        is_inside = bool(error.errors()[0]["loc"]) and get_origin(of.types[0]) is not tuple
-        if of.group or (alone and is_inside):
+        first, *_ = error.errors()
+        kinds = [one for one in of.types if one is not NoneType]
+        is_inside = first["loc"] and get_origin(kinds[0]) is not tuple
+        if of.group or (len(kinds) == 1 and is_inside):
             raise
-        problem = "can't be null" if value is None else f"must be {of.text}, got '{value}'"
+        problem = f"must be {of.text}, got '{value}'"
+        if value is None:
+            problem = "can't be null"
         raise ValueError(problem + near(value, of.allowed)) from error
     for limit in of.limits:
         problem = limit.refuses(checked)
         if problem:
             got = f"'{value[:80]}'" if isinstance(value, str) else value
-            raise ValueError(f"{problem}, got {got}{near(value, of.allowed)}")
+            suggestion = near(value, of.allowed)
+            raise ValueError(f"{problem}, got {got}{suggestion}")
     return checked
 
 

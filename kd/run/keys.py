@@ -38,8 +38,9 @@ def _below(place: str, group: type) -> dict[str, Key]:
         inner = read(key.kind).group
         if inner:
             keys_below |= _below(name, inner)
-        else:
-            keys_below[name] = replace(key, name=name, text=first_sentence(key.text))
+            continue
+        text = first_sentence(key.text)
+        keys_below[name] = replace(key, name=name, text=text)
     return keys_below
 
 
@@ -66,11 +67,14 @@ def listing(keys: dict[str, Key], pattern: str) -> str:
     matching = [key for key in keys.values() if pattern.lower() in key.name.lower()]
     if not matching:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
-    width = min(40, max(len(key.name) for key in matching))
+    longest = max(len(key.name) for key in matching)
+    width = min(40, longest)
     lines: list[str] = []
     for key in matching:
         default = f" = {key.default}" if key.default else ""
-        lines.append(f"{key.name:<{width}}  {key.type}{default}\n")
+        first = f"{key.name:<{width}}  {key.type}{default}\n"
+        lines.append(first)
         if key.text:
-            lines.append(f"{'':<{width}}  {key.text}\n")
+            second = f"{'':<{width}}  {key.text}\n"
+            lines.append(second)
     return "".join(lines)

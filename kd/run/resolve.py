@@ -77,7 +77,8 @@ def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
 
     def is_argument(layer: Mapping[str, Word]) -> bool:
         ((key, word),) = layer.items()
-        of = read(declared(key.removesuffix(".class_path")))
+        place = key.removesuffix(".class_path")
+        of = read(declared(place))
         return of.part is None and not (of.holds and isinstance(word.value, dict))
 
     return sorted(layers, key=is_argument)
@@ -188,7 +189,8 @@ def check_meant(key: str, value: object) -> None:
     elif isinstance(value, str) and key in table["groups"]:
         target = table["groups"][key]
         names = read(declared(target)).allowed
-        meant = f"{target}={next(iter(nearest(value, names)), value)}"
+        found = nearest(value, names) or [value]
+        meant = f"{target}={found[0]}"
     elif isinstance(value, str):
         meant = table["values"].get(key, {}).get(value.lower(), "")
         meant = f"{key}={meant}" if meant and "=" not in meant else meant
@@ -241,21 +243,27 @@ class _Merge:
         if of.part is not None:
             return self._put_class(before, path, value, of.part, key)
         if path and not of.holds:
+            name = path[0].removesuffix("+")
+            inner_key = _join(key, name)
             problem = f"{key} has no keys of its own, it is {of.text}"
-            raise UserError(f"no key '{_join(key, path[0].removesuffix('+'))}': {problem}")
+            raise UserError(f"no key '{inner_key}': {problem}")
         if not path and not isinstance(value, Mapping):
-            if of.group and not (value is None and NoneType in of.types):
+            is_off = value is None and NoneType in of.types
+            if of.group and not is_off:
                 got = "null" if value is None else value
-                is_model = "checkpoint" in fields(of.group)
-                names = ("arch=NAME", "checkpoint=FILE") if is_model else ("NAME=VALUE",)
-                own = ", ".join(f"{key}.{name}" for name in names)
+                own = f"{key}.NAME=VALUE"
+                if "checkpoint" in fields(of.group):
+                    own = f"{key}.arch=NAME, {key}.checkpoint=FILE"
                 raise UserError(f"{key}: has settings of its own ({own}), got '{got}'")
             return value
         if not path and not of.holds:
             return value
-        given = {".".join(path): value} if path else value
+        given = value
+        if path:
+            given = {".".join(path): value}
         old = before if isinstance(before, Mapping) else {}
-        return self._onto(old, given, of.below, key, adds=bool(path or of.group))
+        adds = bool(path or of.group)
+        return self._onto(old, given, of.below, key, adds)
 
     def _onto(
         self,
@@ -367,9 +375,12 @@ class _Merge:
         path = one.name if one else listed.lightnings(kind).get(path, path)
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
-            names: Iterable[str] = one.fields if one else ()
-            if one is None and self.trusted is not None:
-                names = parameters_of(class_named(path, kind, key, self.trusted))
+            names: Iterable[str] = ()
+            if one is not None:
+                names = one.fields
+            elif self.trusted is not None:
+                cls = class_named(path, kind, key, self.trusted)
+                names = parameters_of(cls)
             arguments = dict(arguments)
             for name in arguments.keys() - {*names}:
                 del arguments[name]
@@ -421,13 +432,18 @@ class _Merge:
         one = listed.listed_class(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
-        known = {name: inner for name, inner in given.items() if name in one.arguments}
-        others = {name: inner for name, inner in given.items() if name not in known}
-        if not is_trusted(one.name, self.trusted or NOTHING):  # null is as good as not given
-            for name in (name for name, inner in others.items() if inner is not None):
+        known = {}
+        others = {}
+        takes_any = is_trusted(one.name, self.trusted or NOTHING)
+        for name, inner in given.items():
+            if name in one.arguments:
+                known[name] = inner
+            elif takes_any:
+                others[name] = inner
+            elif inner is not None:  # null is as good as not given
                 raise refused(name, unlisted(one))
-            others = {}
-        arguments = as_tree(one.model.validate_python(known, context=self))
+        made = one.model.validate_python(known, context=self)
+        arguments = as_tree(made)
         for name, argument in one.arguments.items():
             if name not in known and not argument.default:
                 del arguments[name]

@@ -235,8 +235,11 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
         model = _at(files_say, place)
         if place == key or not isinstance(model, dict) or not model.get("kwargs"):
             continue
-        names = [name.rpartition("/")[2] for name in (arch, str(model.get("arch")))]
-        families = [re.findall("[a-z]+", name)[:1] for name in names]
-        if families[0] != families[1]:
+        families = set()
+        for name in (arch, str(model.get("arch"))):
+            _, _, last = name.rpartition("/")
+            letters = re.search("[a-z]+", last)
+            families.add(letters and letters[0])
+        if len(families) > 1:
             words.append(f"{place}.kwargs={{}}")
     return words
