@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,9 +18,7 @@ import torchvision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from kd.data.batch import Batch
 from kd.data.sampler import Key
-from kd.data.samples import Samples
 from kd.data.tier.schedule import MB, Made, MakerEnded, Work
 from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
@@ -66,7 +64,7 @@ class BatchMaker:
     """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods."""
 
     def __init__(self) -> None:
-        """Runs in the maker's process, on one core and no GPU; it can make nothing before :meth:`learn`."""
+        """Runs in the maker's process, on one core and no GPU."""
         torch.set_num_threads(1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.works: dict[int, Work] = {}
@@ -75,26 +73,20 @@ class BatchMaker:
         """Answers once the maker runs: the versions of its libraries."""
         return versions()
 
-    def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
-        """Keeps what batches of one kind are made with.
-
-        Args:
-            work: number of the kind.
-            data: its samples.
-            collate: samples -> a batch.
-        """
-        self.works[work] = data, collate
-
-    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+    def make(self, work: int, parts: list[Any], keys: list[Key]) -> tuple[Any, float]:
         """Makes a batch; what fails becomes a text, which travels to the training process.
 
         Args:
-            work: number of the kind of batches, known from :meth:`learn`.
+            work: number of the kind of batches.
+            parts: Ray's references to samples and collate function of this kind, which are fetched once.
             keys: of the samples, in order.
 
         Returns:
             The batch, its tensors as arrays, or the reason as text; and the seconds that it took.
         """
+        if work not in self.works:
+            data, collate = _ray().get(parts)
+            self.works[work] = data, collate
         start = time.perf_counter()
         data, collate = self.works[work]
         made: Any
@@ -226,16 +218,14 @@ class RayCluster:
                 machines[node["NodeID"]] = node["NodeManagerHostname"], cores
         return machines
 
-    def start(self, node: str, share: float) -> Any:
-        """Starts a maker on a machine; returns Ray's handle, before the maker runs.
+    def start(self, node: str) -> Any:
+        """Starts a maker on a machine, by its id; returns Ray's handle, before the maker runs.
 
-        Args:
-            node: the machine's id, as of :meth:`machines`.
-            share: of a core that it requests, in (0, 1].
+        It reserves no core: :class:`~kd.data.tier.schedule.Scheduler` shares them out.
         """
         where = {**self.spec.selector, "ray.io/node-id": node}
         maker = self.ray.remote(BatchMaker)
-        return maker.options(num_cpus=share, label_selector=where, max_restarts=0).remote()
+        return maker.options(num_cpus=0, label_selector=where, max_restarts=0).remote()
 
     def end(self, maker: object) -> None:
         """Ends a maker, by its handle; nothing happens where it has ended or Ray is gone."""
@@ -243,9 +233,9 @@ class RayCluster:
             with suppress(Exception):
                 self.ray.kill(maker)
 
-    def put(self, work: Work) -> tuple[object, ...]:
+    def put(self, work: Work) -> list[object]:
         """Puts a kind of batch (samples, collate function) into the cluster's store; returns Ray's references to both."""
-        return tuple(self.ray.put(part) for part in work)
+        return [self.ray.put(part) for part in work]
 
     def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
         """One of several calls (Ray's references) that has ended, by a result or an error; [] after ``timeout`` seconds."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.tier.cluster import RayCluster, differing, unpacked
-from kd.data.tier.schedule import MB, BatchJob, Machine, MakerEnded, Scheduler, Stream, Work, Worker
+from kd.data.tier.schedule import MB, BatchJob, MakerEnded, Scheduler, Stream, Work, Worker
 from kd.errors import RunError, UserError, first_line
 from kd.settings import TierSpec
 
@@ -92,11 +92,11 @@ class Tier:
         self._reset()
 
     def _reset(self) -> None:
-        """The state before the first batch: no scheduler, no threads, no calls to makers."""
+        """The state before the first batch: no scheduler, no thread, no calls to makers."""
         self._scheduler: Scheduler | None = None
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="kd-tier", daemon=True)
         self._calls: dict[object, Call] = {}  # those not finished, by Ray's reference
-        self._put: dict[int, tuple[object, ...]] = {}  # Ray's references to each work
+        self._put: dict[int, list[object]] = {}  # Ray's references to each work
         self._stop = threading.Event()
         self._failed: Exception | None = None  # raised where the next batch is taken
         # When the cluster has last answered, and when a batch was last made: seconds of time.monotonic().
@@ -110,16 +110,15 @@ class Tier:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends the makers, the threads and what was started of the cluster; safe to call again."""
+        """Ends the makers, the thread and what was started of the cluster; safe to call again."""
         if not self.cluster.joined:
             return
         atexit.unregister(self.close)
         self._stop.set()
         with self._lock:
             self._lock.notify_all()
-        for thread in self._threads:
-            thread.join(timeout=5)
         if self._scheduler is not None:
+            self._thread.join(timeout=5)
             for maker in self._scheduler.makers:
                 self.cluster.end(maker.handle)
         self.cluster.leave()
@@ -136,14 +135,11 @@ class Tier:
             batches: lists of keys, one a batch.
             collate: samples -> a batch; the makers call it.
         """
-        number = None
-        for i, (known_data, known_collate) in enumerate(self.works):
+        for number, (known_data, known_collate) in enumerate(self.works):
             if known_data is data and known_collate is collate:
-                number = i
-        if number is None:
-            number = len(self.works)
-            self.works.append((data, collate))
-        return TierLoader(self, number, batches)
+                return TierLoader(self, number, batches)
+        self.works.append((data, collate))
+        return TierLoader(self, len(self.works) - 1, batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
         """Begins to make the batches of one pass.
@@ -160,9 +156,10 @@ class Tier:
         with self._lock:
             if self._scheduler is None:
                 self._scheduler = Scheduler(*self.rank(), self.count)
-                self._start_threads()
+                self._answered = self._at_work = time.monotonic()
+                self._thread.start()
             self._scheduler.streams.append(stream)
-            self._hand_out()
+            self._hand_out(self._scheduler)
         return stream
 
     def next(self, stream: Stream) -> Batch | None:
@@ -180,7 +177,7 @@ class Tier:
                     raise batch
                 if batch is not None:
                     self.waited_s += time.monotonic() - start
-                    self._hand_out()
+                    self._hand_out(self._scheduler)
                     return batch
                 if stream.ended:
                     return None
@@ -202,8 +199,8 @@ class Tier:
             return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
-        """Raises in the training process what has failed in a thread, or that no batch comes any more: after :data:`LOST_S`
-        without an answer of the cluster, or :data:`PATIENCE_S` without a batch.
+        """Raises in the training process what has failed in the thread, or that no batch comes any more: after
+        :data:`LOST_S` without an answer of the cluster, or :data:`PATIENCE_S` without a batch.
 
         Args:
             waiting_since: seconds of ``time.monotonic()``, when the wait for a batch began.
@@ -220,25 +217,29 @@ class Tier:
             "(all gone, or their cores taken by other work)"
         )
 
-    # -- two threads: what is finished, and who is there -------------------------------------------------------------
-    def _start_threads(self) -> None:
-        """Starts makers on the machines that are there, and the two daemon threads: one gives batches to makers and takes
-        them, one polls which machines are there. Call it with the lock.
-        """
-        self._look()
-        self._answered = self._at_work = time.monotonic()
-        for loop in (self._dispatch, self._look_out):
-            name = f"kd-tier{loop.__name__}"
-            thread = threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    # -- the thread: what is finished, and who is there --------------------------------------------------------------
+    def _run(self) -> None:
+        """The thread: hands batches out, takes finished ones and polls which machines are there, until the tier is closed.
 
-    def _guarded(self, loop: Callable[[], None]) -> None:
-        """A thread's whole life: what ``loop`` raises fails the run, unless the tier is being closed."""
+        What it raises fails the run.
+        """
+        scheduler, stop = self._scheduler, self._stop
+        assert scheduler is not None
+        looked = 0.0
         try:
-            loop()
+            while not stop.is_set():
+                if time.monotonic() - looked > LOOK_S:
+                    self._look(scheduler)
+                    looked = self._answered = time.monotonic()
+                with self._lock:
+                    self._hand_out(scheduler)
+                    calls = list(self._calls)
+                    if not calls:
+                        self._lock.wait(POLL_S)
+                for call in self.cluster.finished(calls, POLL_S) if calls else ():
+                    self._take(call, scheduler)
         except Exception as error:
-            if not self._stop.is_set():
+            if not stop.is_set():
                 with self._lock:
                     self._fail(RunError(f"data.engine: lost the Ray cluster: {first_line(error)}"))
 
@@ -247,162 +248,110 @@ class Tier:
         self._failed = self._failed or error
         self._lock.notify_all()
 
-    def _dispatch(self) -> None:
-        """Thread: hands batches out and takes finished ones, until the tier is closed."""
-        while not self._stop.is_set():
-            with self._lock:
-                self._hand_out()
-                calls = list(self._calls)
-                if not calls:
-                    self._lock.wait(POLL_S)
-                    continue
-            for call in self.cluster.finished(calls, POLL_S):
-                self._take(call)
-
-    def _look_out(self) -> None:
-        """Thread: polls the cluster's machines every :data:`LOOK_S` seconds, until the tier is closed."""
-        while not self._stop.wait(LOOK_S):
-            self._look()
-            self._answered = time.monotonic()
-
-    def _look(self) -> None:
+    def _look(self, scheduler: Scheduler) -> None:
         """Compares the cluster's machines with those known: reports who came or went, starts missing makers."""
         present = self.cluster.machines()
         with self._lock:
-            scheduler = self._scheduler
-            if scheduler is None:
-                return
             before = set(scheduler.machines)
             for machine in scheduler.present(present):
-                self._say(f"{machine.name} has gone")
-                for maker in list(scheduler.makers):
-                    if maker.machine is machine:
-                        self._lost(maker)
+                self._say(f"{machine.name} has gone", scheduler)
+                for maker in [maker for maker in scheduler.makers if maker.machine is machine]:
+                    self._lost(maker, scheduler)
             for machine in scheduler.working:
                 if before and machine.node not in before:
-                    self._say(f"{machine.name} has come ({machine.cores} processes)")
+                    self._say(f"{machine.name} has come ({machine.cores} processes)", scheduler)
             for machine in scheduler.missing():
-                self._start(machine, scheduler)
+                # it gets batches once it has greeted
+                maker = Worker(machine, self.cluster.start(machine.node))
+                scheduler.makers.append(maker)
+                self._calls[maker.handle.greet.remote()] = maker, None
 
-    def _say(self, what: str) -> None:
+    def _say(self, what: str, scheduler: Scheduler) -> None:
         """A line on stderr, from the first process alone, with the number of machines that make batches."""
-        if self._scheduler is not None and self._scheduler.rank == 0:
-            count = len(self._scheduler.working)
-            print(
-                f"data tier: {what}; {count} machine(s) make batches", file=sys.stderr, flush=True
-            )
+        if scheduler.rank == 0:
+            count = f"{len(scheduler.working)} machine(s) make batches"
+            print(f"data tier: {what}; {count}", file=sys.stderr, flush=True)
 
-    def _start(self, machine: Machine, scheduler: Scheduler) -> None:
-        """Starts a maker on a machine; call it with the lock. It gets batches once it has greeted (:meth:`_welcome`)."""
-        share = scheduler.share_of_a_core
-        handle = self.cluster.start(machine.node, share)
-        maker = Worker(machine, handle)
-        scheduler.makers.append(maker)
-        greeting = handle.greet.remote()
-        self._calls[greeting] = maker, None
-
-    def _hand_out(self) -> None:
-        """Gives makers batches until none can take more; call it with the lock.
-
-        A kind of batch that is new to a maker is sent to it first.
-        """
-        scheduler = self._scheduler
-        if scheduler is None or self._stop.is_set():
-            return
-        while True:
+    def _hand_out(self, scheduler: Scheduler) -> None:
+        """Gives makers batches until none can take more; call it with the lock."""
+        while not self._stop.is_set():
             assignment = scheduler.give(time.monotonic())
             if assignment is None:
                 return
             maker, job = assignment
             work = job.stream.work
-            if work not in maker.works:
-                maker.works.add(work)
-                if work not in self._put:
-                    self._put[work] = self.cluster.put(self.works[work])
-                learned = maker.handle.learn.remote(work, *self._put[work])
-                self._calls[learned] = maker, None
-            made = maker.handle.make.remote(work, job.keys)
+            if work not in self._put:
+                self._put[work] = self.cluster.put(self.works[work])
+            made = maker.handle.make.remote(work, self._put[work], job.keys)
             self._calls[made] = maker, job
 
-    def _take(self, reference: object) -> None:
-        """Takes the result of a call: a batch, a maker's first words, or an error; then hands out what became free.
+    def _take(self, reference: object, scheduler: Scheduler) -> None:
+        """Takes the result of a call, of which the lock need not be held: a batch, a maker's first words, or an error.
 
-        The dispatching thread calls it without the lock: a batch is copied out of the cluster's store meanwhile.
+        A batch is copied out of the cluster's store meanwhile. Other versions of libraries than here end the run.
 
         Args:
             reference: Ray's, of a call in ``_calls``.
+            scheduler: gets the batch.
         """
         with self._lock:
             maker, job = self._calls.pop(reference, (None, None))
         if maker is None:  # it has been given up meanwhile
             return
+        failed: Exception | None = None
         try:
             value = self.cluster.result(reference)
             made = unpacked(value) if job else None
-        except UserError as error:
-            reason = f"data.engine: {maker.machine.name} can't make these batches: {error}"
-            with self._lock:
-                self._fail(UserError(reason))
-            return
         except MakerEnded as error:
             self.cluster.end(maker.handle)
             with self._lock:
-                self._lost(maker, error.args[0])
-                self._lock.notify_all()
+                self._lost(maker, scheduler, error.args[0])
             return
+        except UserError as error:
+            failed = UserError(
+                f"data.engine: {maker.machine.name} can't make these batches: {error}"
+            )
         with self._lock:
-            if self._scheduler is None:
-                return
-            if made is not None and job is not None:
+            if failed is None and made is not None and job is not None:
                 self._at_work = time.monotonic()
-                self._scheduler.done(maker, job, made, self._at_work)
-            elif value is not None:
-                self._welcome(maker, value)
-            self._hand_out()
+                scheduler.done(maker, job, made, self._at_work)
+            elif failed is None:
+                maker.ready = True
+                if wrong := differing(value):
+                    failed = UserError(
+                        f"data.engine: {maker.machine.name} has {wrong}; both must be the same for the same views"
+                    )
+            if failed is not None:
+                self._fail(failed)
+            self._hand_out(scheduler)
             self._lock.notify_all()
 
-    def _welcome(self, maker: Worker, greeting: dict[str, str]) -> None:
-        """Reads a maker's first words, :meth:`BatchMaker.greet`: it gets batches from now on. Call it with the lock.
-
-        Other versions of libraries than here end the run.
-        """
-        wrong = differing(greeting)
-        if wrong:
-            reason = f"data.engine: {maker.machine.name} has {wrong}; both must be the same for the same views"
-            self._fail(UserError(reason))
-        maker.ready = True
-
-    def _lost(self, maker: Worker, memory: bool = False) -> None:
+    def _lost(self, maker: Worker, scheduler: Scheduler, memory: bool = False) -> None:
         """Gives the batches of a maker that has ended to others; call it with the lock.
 
         A batch over which several makers have ended fails the run.
 
         Args:
             maker: has ended.
+            scheduler: shares them out.
             memory: whether for lack of memory.
         """
-        assert self._scheduler is not None
-        for reference, (maker_of_call, _) in list(self._calls.items()):
-            if maker_of_call is maker:
-                del self._calls[reference]
+        self._calls = {call: made for call, made in self._calls.items() if made[0] is not maker}
         machine = maker.machine
         was_present = not machine.gone
-        culprit = self._scheduler.lost(maker, memory)
+        culprit = scheduler.lost(maker, memory)
         if was_present and machine.gone:
-            self._say(
-                f"{machine.name} is left out: {machine.failures} processes in a row have ended there"
-            )
+            ended = f"{machine.failures} processes in a row have ended there"
+            self._say(f"{machine.name} is left out: {ended}", scheduler)
         if culprit is not None:
             data, _ = self.works[culprit.stream.work]
             number, _ = culprit.keys[0]
             split = getattr(data, "split", None)
-            picture = number
-            if split:
-                picture = split.name(number)
+            picture = split.name(number) if split else number
             self._fail(
                 RunError(
                     f"data.engine: {culprit.lost} processes in turn have ended over one batch (out of memory? "
                     f"data.batch_size); its first picture is {picture}"
                 )
             )
-        self._hand_out()
+        self._lock.notify_all()

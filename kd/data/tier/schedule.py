@@ -4,7 +4,6 @@ Knows neither Ray nor threads nor clocks. A batch is a function of its keys alon
 what a machine takes with it when it goes is made again by another, and what a slow one keeps is made a second time.
 """
 
-import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -84,8 +83,6 @@ class Worker:
     """Whether it has reported that it runs."""
     jobs: list["BatchJob"] = field(default_factory=list)
     """Its jobs, in the order in which it makes them."""
-    works: set[int] = field(default_factory=set)
-    """The kinds of batches that it can make."""
 
 
 @dataclass(eq=False)
@@ -203,15 +200,11 @@ class Scheduler:
         Returns:
             The machines that have left since the last call.
         """
-        left = []
-        for m in self.machines.values():
-            if not m.gone and m.node not in machines:
-                left.append(m)
+        left = [machine for machine in self.working if machine.node not in machines]
         for machine in left:
             machine.gone = True
         for node, (name, cores) in machines.items():
-            if node not in self.machines:
-                self.machines[node] = Machine(node, name, cores)
+            self.machines.setdefault(node, Machine(node, name, cores))
         self._share_out()
         return left
 
@@ -227,39 +220,25 @@ class Scheduler:
         on one core of each machine, then on a second of each that has two, and so on.
         """
         machines = self.working
-        for machine in machines:
-            machine.wanted = 0
         most_cores = max((machine.cores for machine in machines), default=0)
         in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
         count = len(in_turn)
-        places = range(self.rank, count, self.world_size)
+        # fewer cores than processes: several use a core
+        end = max(count, self.rank + 1)
+        places = range(self.rank, end, self.world_size)
         if self.count is not None:
             first = self.rank * self.count
             places = range(first, first + self.count)
-        elif count and not places:  # fewer cores than processes: several use a core
-            places = range(self.rank, self.rank + 1)
+        wanted: Counter[Machine] = Counter()
         for place in places if count else ():
-            in_turn[place % count].wanted += 1
-
-    @property
-    def share_of_a_core(self) -> float:
-        """The share of a core that a maker requests from the cluster, 1 or less.
-
-        Less than 1 where there are more makers than cores, so that all find room.
-        """
-        cores = sum(machine.cores for machine in self.working)
-        makers = self.world_size
-        makers *= self.count or 1
-        makers_a_core = math.ceil(makers / max(1, cores))
-        return 1.0 / max(1, makers_a_core)
+            wanted[in_turn[place % count]] += 1
+        for machine in machines:
+            machine.wanted = wanted[machine]
 
     def missing(self) -> list[Machine]:
         """Machines on which makers of this process are still to be started: each as often as makers are missing there."""
         running = Counter(maker.machine for maker in self.makers)
-        missing = []
-        for machine in self.working:
-            missing += [machine] * (machine.wanted - running[machine])
-        return missing
+        return [m for m in self.working for _ in range(m.wanted - running[m])]
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def give(self, now: float) -> tuple[Worker, BatchJob] | None:
@@ -304,14 +283,12 @@ class Scheduler:
             maker: may make it too; on another machine than all that make it now.
             now: seconds on any steady clock.
         """
-        limit = SLOW * SLOW_S
-        if self.took:
-            limit = max(SLOW_S, SLOW * statistics.median(self.took))
+        limit = max(SLOW_S, SLOW * statistics.median(self.took or [SLOW_S]))
         for stream in self.streams:
             for job in stream.jobs.values():
-                if not job.makers or now - max(job.makers.values()) <= limit:
-                    continue
-                if all(other.machine is not maker.machine for other in job.makers):
+                machines = {other.machine for other in job.makers}
+                is_late = bool(machines) and now - max(job.makers.values()) > limit
+                if is_late and maker.machine not in machines:
                     self.second_tries += 1
                     return job
         return None
@@ -361,25 +338,22 @@ class Scheduler:
             machine.cores -= 1
         elif machine.failures >= TRIES * max(1, machine.wanted):
             machine.gone = True
+        self._share_out()
 
         # Its batches are made by others, in order.
-        again = list(self.again)
+        lost = []
         for job in maker.jobs:
             job.makers.pop(maker, None)
             if not job.makers and job.number in job.stream.jobs:
-                again.append(job)
-                self.repeated += 1
-        again.sort(key=lambda job: job.number)
-        self.again = deque(again)
-        self._share_out()
+                lost.append(job)
+        self.repeated += len(lost)
+        self.again = deque(sorted([*self.again, *lost], key=lambda job: job.number))
 
         # It was at work on the first of its batches alone.
-        if not maker.jobs:
-            return None
-        first = maker.jobs[0]
-        first.lost += 1
-        if first.lost >= TRIES:
-            return first
+        for first in maker.jobs[:1]:
+            first.lost += 1
+            if first.lost >= TRIES:
+                return first
         return None
 
     def take(self, stream: Stream) -> Batch | Exception | None:
@@ -404,18 +378,14 @@ class Scheduler:
         """What the tier does now and has done so far; ``kd.monitor.tier`` writes it into a run's records.
 
         Returns:
-            "ready" and "ready_mb": batches made and not used, and their megabytes (each as large as its pass's largest);
-            "may_ask": batches that may be requested and not used, were all makers ready; "under_way": batches that makers
-            have; "made_again", "made_twice": :attr:`repeated`, :attr:`second_tries`; "machines": of each machine the first
+            "ready": batches made and not used; "may_ask": batches that may be requested and not used, were all makers
+            ready; "made_again", "made_twice": :attr:`repeated`, :attr:`second_tries`; "machines": of each machine the first
             eight characters of its id ("node"), name, cores, whether it has gone, its ready makers, and "batches", "busy_s"
             (seconds of all makers) and "mb" as of :class:`Machine`.
         """
-        ready: float = 0  # MB
-        for stream in self.streams:
-            ready += len(stream.ready) * stream.batch_bytes / MB
-        most = sum(stream.ahead(len(self.makers)) for stream in self.streams)
-        machines = [
-            {
+        machines = []
+        for machine in self.machines.values():
+            counts = {
                 "node": machine.node[:8],
                 "name": machine.name,
                 "cores": machine.cores,
@@ -425,13 +395,10 @@ class Scheduler:
                 "busy_s": round(machine.busy_s, 3),
                 "mb": round(machine.megabytes, 1),
             }
-            for machine in self.machines.values()
-        ]
+            machines.append(counts)
         return {
             "ready": sum(len(stream.ready) for stream in self.streams),
-            "ready_mb": round(float(ready), 1),
-            "may_ask": most,
-            "under_way": sum(len(maker.jobs) for maker in self.makers),
+            "may_ask": sum(stream.ahead(len(self.makers)) for stream in self.streams),
             "made_again": self.repeated,
             "made_twice": self.second_tries,
             "machines": machines,
