@@ -1,11 +1,13 @@
 """How much augmentation a run can carry: kd-train at 1, 4, 8 and 12 times the load, views made by each engine in turn.
 
-    python scripts/bench/load_factor.py --hardware h200 --engines torch device dali --write     # ResNet18, 50, 152
-    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 64 --count 176 --batch 8 --workers 1
+    python scripts/bench/load_factor.py --hardware h200 --write                                # ResNet18, 50, 152
+    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 128 --count 960 --batch 16 \\
+        --workers 1 --write
 
 A unit of load is a horizontal flip, a vertical flip and a rotation by up to 30 degrees of each picture
-(``data.augment.repeat`` times), the same for every engine: of the whole picture before it is cut and resized, as in the
-case study, or of the view (``--after-resize``).
+(``data.augment.repeat`` times), the same for every engine: in trial A of the whole picture before it is cut and resized
+(``data.augment.before_resize``), as in the case study, in trial B of the view. The second
+command is for a quiet machine without a GPU: 60 steps a row; DALI (extra ``dali``) runs its CPU pipeline there.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from scripts.bench.input import drawn
 ROOT = Path(__file__).parents[2]
 
 
-def prepare(place: Path, asked: Any, model: str) -> Path:
+def prepare(place: Path, asked: Any, model: str, trial: str) -> Path:
     """Pictures of two classes, and a recipe without a teacher."""
     different, held_out = min(asked.count, 64), 16
     few = drawn(different + held_out, 256, 341)
@@ -41,7 +44,7 @@ def prepare(place: Path, asked: Any, model: str) -> Path:
         "hflip": 0.5,
         "vflip": 0.5,
         "rotation": 30.0,
-        "before_resize": not asked.after_resize,
+        "before_resize": trial == "A",
     }
     source = {
         "class_path": "kd.data.sources.ImageFolder",
@@ -98,50 +101,48 @@ def seconds_of(one: Explained) -> float:
     return one.facts.step_ms * one.facts.batches_per_epoch / 1000
 
 
+def row(runs: list[Explained]) -> str:
+    """The cells of an engine's runs."""
+    seconds = list(map(seconds_of, runs))
+    own = statistics.median(map(own_seconds, runs))
+    data = statistics.median(one.facts.phases.get("data", 0.0) / one.facts.step_ms for one in runs)
+    text = runs[-1].verdict["text"].partition(";")[0]
+    return f"{spread(seconds, 2)} | {own:.2f} | {use(runs, False)} | {use(runs, True)} | {data:.0%} | {text}"
+
+
 def main() -> None:
     """Models times loads, the engines in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50", "resnet152"])
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 4, 8, 12])
-    parser.add_argument("--engines", nargs="+", default=["torch", "device"])
+    parser.add_argument("--engines", nargs="+", default=["torch", "device", "dali"])
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--count", type=int, default=4096, help="pictures an epoch")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--after-resize", action="store_true", help="the load on the small views")
     asked = options(parser)
     if asked.count // asked.batch < FEWEST + 2:
         parser.error(f"--count must give {FEWEST + 2} steps an epoch, which a verdict needs")
     lines = [
         f"{asked.count} pictures of 341 x 256 an epoch -> {asked.size} px, batch {asked.batch}, {asked.workers} loader "
-        f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn; load "
-        f"{'after' if asked.after_resize else 'before'} resizing. Seconds: mean step times steps; CPU s: those of the "
-        "run's own processes. Cores and GPU: p50 / p95, %. Data: its share of the step.",
+        f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn. Trial A: the load before cutting and "
+        "resizing; B: after. Seconds: mean step times steps; CPU s: those of the run's own processes. Cores and GPU: p50 / "
+        "p95, %. Data: its share of the step.",
         "",
-        "| model | load | engine | seconds an epoch: median (least to most) | CPU s | cores | GPU | data | limit |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| trial | model | load | engine | seconds an epoch: median (least to most) | CPU s | cores | GPU | data | limit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for model in asked.models:
+    for trial, model in product("AB", asked.models):
         with tempfile.TemporaryDirectory() as place:
-            recipe = prepare(Path(place), asked, model)
+            recipe = prepare(Path(place), asked, model, trial)
             for load in asked.loads:
                 found: dict[str, list[Explained]] = {engine: [] for engine in asked.engines}
                 for _ in range(asked.rounds):
                     for engine, runs in found.items():
                         runs.append(train(recipe, engine, load))
                 for engine, runs in found.items():
-                    seconds, own = (
-                        [seconds_of(r) for r in runs],
-                        statistics.median(own_seconds(r) for r in runs),
-                    )
-                    data = statistics.median(
-                        r.facts.phases.get("data", 0.0) / r.facts.step_ms for r in runs
-                    )
-                    text = runs[-1].verdict["text"].partition(";")[0]
-                    lines.append(f"| {model} | {load} | {engine} | {spread(seconds, 2)} | {own:.2f} | "
-                                 f"{use(runs, False)} | "
-                                 f"{use(runs, True)} | {data:.0%} | {text} |")  # fmt: skip
+                    lines.append(f"| {trial} | {model} | {load} | {engine} | {row(runs)} |")
                     print(lines[-1], file=sys.stderr, flush=True)
     write(
         "load_factor",
