@@ -38,6 +38,8 @@ from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
 PROBE = "data.probe.root"
+KEYS = {"unlabeled": "data.unlabeled", "probe train": PROBE, "probe val": PROBE}
+"""The settings that name pictures, by the part of a split; ``data.source`` for all others."""
 
 
 class Splits:
@@ -98,13 +100,11 @@ class Splits:
         if name in self._listed:
             return self._listed[name]
         if name == "probe" and self.probe is not None:
-            self._listed[name] = load_probe(self.probe, self.cache_bytes)
-            return self._listed[name]
-        self.holds_out = not self.source.has("val")
-        if self.holds_out and name in ("train", "val"):
-            parts = [self._part(name)]
+            parts = load_probe(self.probe, self.cache_bytes)
         else:
-            parts = [self._loaded(name)]
+            self.holds_out = not self.source.has("val")
+            is_part = self.holds_out and name in ("train", "val")
+            parts = [self._part(name) if is_part else self._loaded(name)]
         if name == "train" and self.given.unlabeled:
             source = self.source
             source.kind.check_unlabelled(len(source.classes), source.ignore_index)
@@ -132,30 +132,23 @@ class Splits:
         def real_path(path: str) -> str:
             """A path with its folder's links resolved, so that one picture has one name; a URL as it is."""
             folder, name = os.path.split(path)
-            if is_url(path):
-                return path
-            return f"{real_folder(folder)}/{name}"
+            return path if is_url(path) else f"{real_folder(folder)}/{name}"
 
-        shown = set()
-        for part in self.listed("val"):
-            for i in range(len(part.targets)):
-                shown.add(real_path(part.name(i)))
-        seen = np.fromiter((real_path(path) in shown for path in pictures.paths), bool)
-        count = int(seen.sum())
-        if seen.all():
+        names = (part.name(i) for part in self.listed("val") for i in range(len(part.targets)))
+        shown = set(map(real_path, names))
+        unseen = [path for path in pictures.paths if real_path(path) not in shown]
+        count = len(pictures.paths) - len(unseen)
+        if not unseen:
             raise UserError(
                 f"data.unlabeled: all {count} pictures below {root} are validation pictures of data.source"
             )
-        if not count:
-            return pictures
-        self.source.note(
-            f"data.unlabeled: {count} of {len(pictures.paths)} pictures are not trained on: they are validation "
-            "pictures of data.source"
-        )
-        unseen = np.flatnonzero(~seen)
-        paths = (pictures.paths[int(i)] for i in unseen)
+        if count:
+            self.source.note(
+                f"data.unlabeled: {count} of {len(pictures.paths)} pictures are not trained on: they are validation "
+                "pictures of data.source"
+            )
         targets = pictures.targets[: len(unseen)]
-        return FileSplit(paths, targets, pictures.left_out, pictures.place)
+        return FileSplit(unseen, targets, pictures.left_out, pictures.place)
 
     def _part(self, name: str) -> Split:
         """``train`` or ``val`` of a source without ``val``: the pictures not held out, or those held out.
@@ -215,9 +208,7 @@ class Splits:
         if self.given.on_bad_image == "stop":
             return self.listed(name)
         split = self.split(name)
-        if isinstance(split, Joined):
-            return split.parts
-        return [split]
+        return split.parts if isinstance(split, Joined) else [split]
 
     def split(self, name: str) -> Split:
         """A split without its damaged pictures, its parts joined; the first call for it checks them.
@@ -230,14 +221,15 @@ class Splits:
         """
         if name in self._splits:
             return self._splits[name]
+        labels = [name, "unlabeled"]
         if name == "probe":
             labels = ["probe train", "probe val"]
-        else:
-            labels = [name, "unlabeled"]
         checked = []
         for part, label in zip(self.listed(name), labels, strict=False):
             checked.append(self._checked(labelled(part, label), label))
-        split = Joined(*checked) if len(checked) > 1 else checked[0]
+        split = checked[0]
+        if len(checked) > 1:
+            split = Joined(*checked)
         self._splits[name] = split
         return split
 
@@ -270,24 +262,16 @@ class Splits:
         """
         from kd.data.scan import scan, usual
 
-        check = self.given.check
-        if check is None:
-            check = usual(split)
+        check = usual(split) if self.given.check is None else self.given.check
         damaged, digests = scan(split, name, check, self.max_pixels, self._facts_of)
         self._digests[name] = [digest for i, digest in enumerate(digests) if i not in damaged]
         if not damaged:
             return split
         descriptions = [f"{named(split, i)} ({reason})" for i, reason in damaged.items()]
         count = len(descriptions)
-        key = "data.source"
-        if name == "unlabeled":
-            key = "data.unlabeled"
-        elif name.startswith("probe"):
-            key = PROBE
+        key = KEYS.get(name, "data.source")
         if self.given.on_bad_image == "stop":
-            more = ""
-            if count > 10:
-                more = f" and {count - 10} more"
+            more = f" and {count - 10} more" if count > 10 else ""
             raise UserError(
                 f"{key}: {count} damaged picture{'s' * (count > 1)}: {', '.join(descriptions[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
@@ -324,15 +308,10 @@ class Splits:
         numbers: dict[str, list[int]] = {}  # in validation, by the picture's identity
         for i, picture in enumerate(of_val):
             numbers.setdefault(picture, []).append(i)
-        names: dict[int, str] = {}
-        for i, picture in enumerate(of_train):
-            for number in numbers.pop(picture, ()):
-                names[number] = train.name(i)
         pairs = []
-        for i in sorted(names):
-            name = val.name(i)
-            pairs.append((name, names[i]))
-        return pairs
+        for i, picture in enumerate(of_train):
+            pairs += [(number, i) for number in numbers.pop(picture, ())]
+        return [(val.name(number), train.name(i)) for number, i in sorted(pairs)]
 
     def prepare(self) -> None:
         """Lists and checks ``train``, ``val`` and ``probe`` before training; every process calls it.
@@ -370,12 +349,12 @@ class Splits:
         for i, picture in enumerate(self._digests["train"]):
             before = first_number.setdefault(picture, i)
             if split.targets[before] != split.targets[i]:
-                different.append((before, i))
+                different.append((i, before))
         if different:
-            before, i = different[0]
+            again, first = (printable(split.name(i)) for i in different[0])
             self.source.note(
-                f"warning: {len(different)} training pictures are listed before with another label, for "
-                f"example {printable(split.name(i))} ({printable(split.name(before))})"
+                f"warning: {len(different)} training pictures are listed before with another label, for example "
+                f"{again} ({first})"
             )
 
     def list_folder(self, folder: str, classes: Sequence[str]) -> None:
@@ -411,14 +390,9 @@ class Splits:
         """What is known of the data, without the facts of classes; see :func:`info_of`."""
         sizes = {"unlabeled": self.unlabelled()}
         for name in ("train", "val"):
-            sizes[name] = 0
-            for part in self.parts(name):
-                sizes[name] += len(part.targets)
-        labelled_part = self.parts("train")[0]
-        targets = labelled_part.targets
-        probed = False
-        if self.probe:
-            probed = bool(self.listed("probe"))
+            sizes[name] = sum(len(part.targets) for part in self.parts(name))
+        targets = self.parts("train")[0].targets
+        probed = bool(self.probe and self.listed("probe"))
         return info_of(self.source, sizes, targets, self.given, probed)
 
 
@@ -439,14 +413,10 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     if isinstance(column, Column) and column.holds_ids:
         ids = column.values
     chosen = []
-    groups = sorted(by_value(ids), key=lambda group: group[0])
-    for numbers in groups:
-        share = round(fraction * len(numbers))
-        count = min(max(1, share), len(numbers) - 1)
-        shuffled = rng.permutation(numbers)
-        chosen.append(shuffled[:count])
-    all_chosen = np.concatenate(chosen)
-    return np.sort(all_chosen)
+    for numbers in sorted(by_value(ids), key=lambda group: group[0]):
+        count = min(max(1, round(fraction * len(numbers))), len(numbers) - 1)
+        chosen.append(rng.permutation(numbers)[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
@@ -524,7 +494,6 @@ def info_of(
         UserError: settings that do not fit; it names the key.
     """
     augment = given.augment or Augment()
-    balance_classes = given.balance_classes
     undefined = [name for name in source.kind.undefined if getattr(augment, name)]
     if undefined:
         off = " ".join(f"data.augment.{name}=0" for name in undefined)
@@ -536,12 +505,13 @@ def info_of(
     if source.classes:
         counts = source.kind.counts(targets, len(source.classes))
     has_sampler = given.sampler is not None
-    if balance_classes and (counts is None or unlabelled_alone):
+    if given.balance_classes and (counts is None or unlabelled_alone):
         raise UserError("data.balance_classes: needs one label a picture to train on")
-    if has_sampler and (balance_classes or unlabelled_alone):
-        other = "data.balance_classes=true" if balance_classes else "data.unlabeled alone"
+    if has_sampler and (given.balance_classes or unlabelled_alone):
+        other = "data.balance_classes=true" if given.balance_classes else "data.unlabeled alone"
         raise UserError(f"data.sampler: chooses labelled pictures, not with {other}")
-    if (balance_classes or has_sampler) and sizes["unlabeled"] and augment.mixes:
+    chooses = given.balance_classes or has_sampler
+    if chooses and sizes["unlabeled"] and augment.mixes:
         key = "data.sampler" if has_sampler else "data.balance_classes"
         raise UserError(f"{key}: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled")
     if source.classes == [] and sizes["unlabeled"]:
@@ -561,6 +531,6 @@ def info_of(
         ignore_index=source.ignore_index,
         crop_ratio=given.crop_ratio,
         probed=probed,
-        counts=None if balance_classes or has_sampler else counts,
+        counts=None if chooses else counts,
         scales=source.kind.scales(targets, len(source.classes)),
     )

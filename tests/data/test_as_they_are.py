@@ -144,16 +144,6 @@ def test_several_labels_in_a_cell(
     assert found[1] == labels
 
 
-def test_cells_that_look_like_several_labels_are_reported(tmp_path: Path) -> None:
-    for mark, several in ((";", False), (",", True), (" ", True)):
-        labels = [f"x{mark}y", f"y{mark}z", f"z{mark}x", f"x{mark}z", "x"]
-        rows = "".join(f'{i}.jpg,"{label}"\n' for i, label in enumerate(labels))
-        (tmp_path / "m.csv").write_text(f"path,label\n{rows}")
-        source = Manifest(str(tmp_path / "m.csv"), multi_label=several)
-        source.load("train")
-        assert any("data.source.label_separator=CHARACTER" in note for note in source.notes)
-
-
 def test_a_column_of_splits_is_named(tmp_path: Path) -> None:
     rows = "".join(f"{i}.jpg,x,{value}\n" for i, value in enumerate(["train", "Testing"]))
     (tmp_path / "m.csv").write_text(f"path,label,subset\n{rows}")

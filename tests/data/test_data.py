@@ -310,33 +310,39 @@ def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:
         HuggingFace(str(pictures / "none")).load("train")
 
 
-def test_a_row_without_a_label_is_named_with_its_split_of_the_data_set(tmp_path: Path) -> None:
-    """The message named the split "None" where a column names the rows of validation."""
+def test_a_row_without_a_label_is_named_and_a_column_of_splits_is_not_read(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    rows = []
-    for i, (label, split) in enumerate([("a", "train"), ("b", "train"), (None, "val")]):
-        file = tmp_path / "train" / f"{i}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8)).save(file)
-        rows.append(json.dumps({"file_name": file.name, "label": label, "split": split}))
-    (tmp_path / "train" / "metadata.jsonl").write_text("\n".join(rows))
-    with pytest.raises(UserError, match=r"data.source.val: .*\[2\] \(train\) has no label"):
-        HuggingFace(str(tmp_path)).load("val")
+    for label, split in ((None, "val"), ("a", "train")):
+        rows = []
+        for i, (its_label, its_split) in enumerate(
+            [("a", "train"), ("b", "train"), (label, split)]
+        ):
+            file = tmp_path / str(label) / "train" / f"{i}.png"
+            file.parent.mkdir(exist_ok=True, parents=True)
+            Image.new("RGB", (8, 8)).save(file)
+            rows.append(
+                json.dumps({"file_name": file.name, "label": its_label, "split": its_split})
+            )
+        (file.parent / "metadata.jsonl").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=r"data.source.train: .*\[2\] \(train\) has no label"):
+        HuggingFace(str(tmp_path / "None")).load("train")
+    source = HuggingFace(str(tmp_path / "a"))
+    assert len(source.load("train").targets) == 3 and not source.has("val")
+    assert any("the column split is not read" in note for note in source.notes)
 
 
-def test_a_column_names_the_rows_of_a_split_that_the_data_set_lacks(tmp_path: Path) -> None:
-    """Rows of "test" were left out of the training split, and ``kd-eval split=test`` did not find them."""
-    pytest.importorskip("datasets")
-    rows = []
-    for i, split in enumerate(["train", "train", "val", "test", "test", "test"]):
-        file = tmp_path / "train" / f"{i}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8)).save(file)
-        rows.append(json.dumps({"file_name": file.name, "label": "ab"[i % 2], "split": split}))
-    (tmp_path / "train" / "metadata.jsonl").write_text("\n".join(rows))
-    source = HuggingFace(str(tmp_path))
-    assert source.has("test") and len(source.load("test").targets) == 3
-    assert not source.has("other")
+def test_a_folder_of_the_same_name_is_another_data_set(tmp_path: Path) -> None:
+    """``datasets`` reads the first folder's tables where a card lists the files."""
+    datasets = pytest.importorskip("datasets")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    card = "---\nconfigs:\n- config_name: default\n  data_files: train.parquet\n---\n"
+    for count in (2, 3):
+        folder = tmp_path / str(count) / "set"
+        folder.mkdir(parents=True)
+        (folder / "README.md").write_text(card)
+        columns = {"image": [str(tmp_path / "a.png")] * count, "label": ["a", "b", "a"][:count]}
+        datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
+        assert len(HuggingFace(str(folder)).load("train").targets) == count
 
 
 def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path) -> None:

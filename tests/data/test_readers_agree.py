@@ -90,18 +90,21 @@ def json_lines(root: Path, pictures: list[Picture], empty: str = "") -> Source:
 def hugging_face(root: Path, pictures: list[Picture], empty: str = "") -> Source:
     datasets = pytest.importorskip("datasets")
     paths = [str(root / path) for path in write_files(root, pictures)]
-    columns = {
-        "image": paths,
-        "label": [p.label for p in pictures],
-        "split": [p.split for p in pictures],
-    }
-    rows = datasets.Dataset.from_dict(columns)
-    if empty:
-        rows = rows.cast_column(
-            "label", datasets.ClassLabel(names=sorted({p.label for p in pictures} | {empty}))
-        )
     (root / "set").mkdir()
-    rows.to_parquet(str(root / "set" / "train.parquet"))
+    card = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in dict.fromkeys(p.split for p in pictures):
+        chosen = [i for i, p in enumerate(pictures) if p.split == split]
+        columns = {
+            "image": [paths[i] for i in chosen],
+            "label": [pictures[i].label for i in chosen],
+        }
+        rows = datasets.Dataset.from_dict(columns)
+        if empty:
+            names = sorted({p.label for p in pictures} | {empty})
+            rows = rows.cast_column("label", datasets.ClassLabel(names=names))
+        rows.to_parquet(str(root / "set" / f"{split}.parquet"))
+        card += [f"  - split: {split}", f"    path: {split}.parquet"]
+    (root / "set" / "README.md").write_text("\n".join([*card, "---", ""]))
     return HuggingFace(str(root / "set"))
 
 
@@ -120,7 +123,7 @@ def web_data_set(root: Path, pictures: list[Picture], empty: str = "") -> Source
                         member.size = len(content)
                         tar.addfile(member, io.BytesIO(content))
     names = sorted({p.label for p in pictures} | {empty}) if empty else None
-    return WebDataset(str(root / "shards"), classes=names)
+    return WebDataset(str(root / "shards"), label="json.label", classes=names)
 
 
 def shards(root: Path, pictures: list[Picture], empty: str = "") -> Source:
@@ -344,6 +347,9 @@ def test_the_users_folder(reader: str, tmp_path: Path, monkeypatch: pytest.Monke
     (value,) = below.values()
     given = value["train"] if isinstance(value, dict) else value
     given = (given[0] if isinstance(given, list) else given).replace(str(tmp_path), "~")
-    arguments = [["a", "b"]] if reader == "segmentation" else []
-    again = type(source)(given, *arguments)
+    arguments = {
+        "segmentation": {"class_names": ["a", "b"]},
+        "web_data_set": {"label": "json.label"},
+    }
+    again = type(source)(given, **arguments.get(reader, {}))
     assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]

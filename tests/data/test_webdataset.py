@@ -60,12 +60,17 @@ def test_foreign_shards_are_read_as_their_folder_is(
         "cls": (
             f"{made['cls']}/train-{{000..004}}.tar",
             f"{made['cls']}/val-*.tar",
+            "cls",
             list(CLASSES),
         ),
-        "json": (f"{made['json']}/train-*.tar", f"{made['json']}/val-{{000..001}}.tar", None),
+        "json": (
+            f"{made['json']}/train-*.tar",
+            f"{made['json']}/val-{{000..001}}.tar",
+            "json.label",
+        ),
     }
-    for train, val, classes in ways.values():
-        source = WebDataset(train, val, classes=classes)
+    for way in ways.values():
+        source = WebDataset(*way)
         for name in ("train", "val"):
             split, folder = source.load(name), ImageFolder(str(pictures)).load(name)
             assert (split.targets, source.classes) == (folder.targets, list(CLASSES))
@@ -78,30 +83,30 @@ def test_foreign_shards_are_read_as_their_folder_is(
     items = ["data.num_workers=1", "trainer.max_epochs=1"]
     folder = run(recipe, *items)
     foreign = run(recipe, *items, "data.source=WebDataset", f"data.source.train={made['txt']}",
-                  f"data.source.val={tmp_path / 'val'}")  # fmt: skip
+                  f"data.source.val={tmp_path / 'val'}", "data.source.label=txt")  # fmt: skip
     assert losses(folder) == losses(foreign)
     assert_same(student_of(folder), student_of(foreign))
     pattern = f"data.source.train={made['cls']}/train-{{000..004}}.tar"
     assert main("eval", [str(foreign), "data.source=WebDataset", pattern, "split=train",
-                         f"data.source.classes=[{', '.join(CLASSES)}]"]) == 0  # fmt: skip
+                         "data.source.label=cls", f"data.source.classes=[{', '.join(CLASSES)}]"]) == 0  # fmt: skip
     assert json.loads((foreign / "eval_train.json").read_text())["pictures"] == 48
 
 
-def test_shards_without_labels_or_with_captions(tmp_path: Path, pictures: Path) -> None:
+def test_shards_without_the_label_name_what_they_have(tmp_path: Path, pictures: Path) -> None:
     split = ImageFolder(str(pictures)).load("train")
     samples = [
-        {f"{i}.jpg": split.read(i % 48), f"{i}.txt": f"picture {i}".encode()} for i in range(1100)
+        {f"{i}.jpg": split.read(i % 48), f"{i}.txt": f"picture {i}".encode()} for i in range(100)
     ]
-    samples += [{"x.heic": b"", "x.txt": b"a"}, {"y.cls": b"1"}]
+    samples += [{"x.heic": b"", "x.txt": b"a"}, {"y.txt": b"1"}]
     folder = shard(tmp_path / "captions" / "0.tar", samples).parent
     with pytest.raises(
         UserError,
-        match="1,100 different labels of 1,100 pictures look like captions; data.source.label=none",
+        match=r"has 'cls' \(they have jpg, txt\); data.source.label=cls, txt, json.FIELD or none says which",
     ):
         WebDataset(str(folder)).load("train")
     source = WebDataset(str(folder), label="none")
     found = source.load("train")
-    assert (source.classes, set(found.targets), len(found.targets)) == ([], {-1}, 1100)
+    assert (source.classes, set(found.targets), len(found.targets)) == ([], {-1}, 100)
     assert found.left_out == {".heic": 1, "no picture": 1}
     assert not source.has("val")
 
@@ -158,11 +163,15 @@ def test_what_can_not_be_read_is_named(
     ]
     for place, told in cases:
         with pytest.raises(UserError) as error:
-            WebDataset(str(place)).load("train")
+            label = "json.label" if str(place).endswith("list.tar") else "cls"
+            WebDataset(str(place), label=label).load("train")
         assert told in str(error.value)
         assert "\n" not in str(error.value)
     for arguments, told in (
-        ({"label": "txt"}, "data.source.label: no sample has 'txt'"),
+        (
+            {"label": "txt"},
+            f"data.source.label: no sample of {whole} has 'txt' (they have cls, jpg)",
+        ),
         (
             {"classes": ["one"]},
             "1 label not in the training pictures: '1' (1 picture, for example b",
@@ -178,6 +187,6 @@ def test_what_can_not_be_read_is_named(
         "data.source.label=class",
     ]
     assert main("train", items) == 2
-    told = "data.source.label: must be cls, txt, json.FIELD, none or auto, got 'class'"
+    told = "data.source.label: must be cls, txt, json.FIELD or none, got 'class'"
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -101,7 +101,8 @@ PICTURES = [
      "data.source.train: folder {two}/own not found; {two} has train, val"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={kaggle}"],
      "data.source.root: no class folders in {kaggle}/train, but tables in {kaggle}: "
-     "data.source={kaggle}/train.csv data.source.image_dir={kaggle}/train data.source.path_column=id reads train.csv"),
+     "data.source={kaggle}/train.csv data.source.image_dir={kaggle}/train data.source.path_column=id "
+     "data.source.ending=.jpg reads train.csv"),
     (["train", *DISTIL, *FOLDER, "data.source.root={kaggle}/flat"],
      "data.source.root: no class folders in {kaggle}/flat, but tables in {kaggle}/flat: "
      "data.source={kaggle}/flat/labels.csv"),

@@ -12,7 +12,7 @@ from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column, Names
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, printable, said
-from kd.data.sources.labels import check_known, doubts, left_out
+from kd.data.sources.labels import check_known, doubts, in_quotes
 from kd.data.sources.manifest import words_that_read
 from kd.data.sources.places import (
     DISK,
@@ -89,13 +89,13 @@ class ImageFolder(Source):
         folder = self._folder(split)
         if not self.place.is_folder(folder):
             raise self._no_folder(split, folder)
-        if split == "train" and not _visible(self.place, folder):
-            raise self._no_classes(folder)
         note = self._noted(split)
         if split != "train":
             listed = labelled_folder(folder, self.classes, self.key, self.place, note)
         else:
             names = sorted({plain_label(name) for name in _visible(self.place, folder)})
+            if not names:
+                raise self._no_classes(folder)
             listed = labelled_folder(folder, names, self.key, self.place, note)
             # Folders without a picture are no classes: the others are numbered without them.
             used, ids = np.unique(np.asarray(listed.targets), return_inverse=True)
@@ -120,15 +120,14 @@ class ImageFolder(Source):
         if not self.place.is_folder(root):
             reads = "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it"
             return UserError(f"{self.key}: folder {self.root} not found ({reads})")
-        key = "split"  # of a command that reads a split by its name
+        names = ", ".join(map(printable, _visible(self.place, root))) or "no folders"
+        says = ""
+        key = (
+            self.key if split in self.folders else "split"
+        )  # of a command that reads a split by its name
         if self.folders.get(split) is not None:
             key = f"data.source.{split}"
-        elif split in self.folders or self.key != Source.key:
-            key = self.key
-        folders = _visible(self.place, root)
-        names = ", ".join(map(printable, folders)) or "no folders"
-        says = ""
-        if key == Source.key:
+        elif key == Source.key:
             says = f"; data.source.{split}=NAME names another"
         return UserError(f"{key}: folder {folder} not found; {self.root} has {names}{says}")
 
@@ -161,57 +160,43 @@ class ImageFolder(Source):
         named = [name for name in names if split_of(name)]
         train, val = self.folders["train"], self.folders["val"]
         if train is None and val is None:
-            others = [name for name in names if name not in named]
-            self._doubt(root, named, others)
+            self._doubt(names, named)
             if not named:
                 return SplitFolders(train=".", val=None)
-        holders = []  # those with class folders
-        for name in named:
-            folder = joined(root, name)
-            if _visible(self.place, folder):
-                holders.append(name)
+        holders = [name for name in named if _visible(self.place, joined(root, name))]
         if train is None:
             train = self._choose(holders, "train") or self._choose(named, "train") or "train"
-            train = self._inner(root, train)
+            train = self._inner(train)
         if train == ".":
             return SplitFolders(train, val)
-        first, _, _ = train.partition("/")
+        first = train.partition("/")[0]
         if val is None:
-            candidates = [name for name in holders if name != first]
-            val = self._choose(candidates, "val")
-            if val is not None:
-                val = self._inner(root, val)
+            val = self._choose([name for name in holders if name != first], "val")
+            val = val and self._inner(val)
         used = {first, *holders, str(val).partition("/")[0]}
         unread = [printable(name) for name in names if name not in used]
         if unread:
             self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
         return SplitFolders(train, val)
 
-    def _doubt(self, root: str, named: Sequence[str], others: Sequence[str]) -> None:
+    def _doubt(self, names: Sequence[str], named: Sequence[str]) -> None:
         """Refuses folders that may be splits or classes: one with a split's name beside folders of pictures, or folders
         without such a name of which more than half hold the same two or more folders (``entrenamiento``, ``prueba``).
 
         Args:
-            root: the source's folder.
-            named: names of its folders that mean a split.
-            others: of its other folders.
+            names: of the folders in the root.
+            named: those that mean a split.
         """
         suspects: list[str] = []
+        root = joined(self.root)
+        others = [name for name in names if name not in named]
         if len(named) == 1:
-            for name in others:
-                folder = joined(root, name)
-                if self._has_pictures(folder):
-                    suspects.append(name)
+            suspects = [name for name in others if self._has_pictures(joined(root, name))]
         elif not named:
-            inner: dict[tuple[str, ...], list[str]] = {}  # who holds the same folders
-            for name in others:
-                folder = joined(root, name)
-                folders = tuple(_visible(self.place, folder))
-                inner.setdefault(folders, []).append(name)
-            most = max(2, len(others))
-            for folders, holders in inner.items():
-                if len(folders) > 1 and 2 * len(holders) > most:
-                    suspects = holders
+            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
+            for folders, count in Counter(inner.values()).items():
+                if len(folders) > 1 and 2 * count > max(2, len(others)):
+                    suspects = [name for name in others if inner[name] == folders]
         if suspects:
             among = ", ".join(map(printable, [*named, *suspects][:3]))
             says = "expected train/<class>/*.jpg and val/<class>/*.jpg"
@@ -220,24 +205,20 @@ class ImageFolder(Source):
             raise UserError(f"{self.key}: {among} in {root} may be splits or classes; {says}")
 
     def _choose(self, names: Sequence[str], split: str) -> str | None:
-        """Which folder is ``train`` or ``val``, None for none (:func:`choose_split_name`).
-
-        ``data.probe`` has no setting for them.
-        """
-        has_setting = self.key == Source.key
-        return choose_split_name(names, split, self.key, joined(self.root), has_setting)
+        """Which folder is ``train`` or ``val``, None for none; ``data.probe`` has no setting for them."""
+        return choose_split_name(names, split, self.key, joined(self.root), self.key == Source.key)
 
     def _has_pictures(self, folder: str) -> bool:
         """Whether pictures lie in the folder itself."""
         return any(file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(folder))
 
-    def _inner(self, root: str, name: str) -> str:
+    def _inner(self, name: str) -> str:
         """A split's folder below the root: ``name``, or ``name/inner`` where its only folder means the same split.
 
         ``seg_train/seg_train``, as some archives unpack.
         """
         split = split_of(name)
-        folder = joined(root, name)
+        folder = joined(self.root, name)
         folders = _visible(self.place, folder)
         if split is None or len(folders) != 1:
             return name
@@ -247,33 +228,31 @@ class ImageFolder(Source):
         return name
 
     def _folder(self, split: str) -> str:
-        """The path or URL of a split's folder; a UserError where one from the settings is not below the root of a store."""
-        name = self._name(split)
+        """The path or URL of a split's folder, which need not exist; ``train`` and ``val`` are those of the layout, any
+        other split the folder of its name, else one whose name means it.
+
+        Raises:
+            UserError: one from the settings is not below the root of a store.
+        """
         root = joined(self.root)
+        names = _visible(self.place, root)
+        if split in self.folders:
+            name = getattr(self._layout, split) or split
+        elif split in names:
+            name = split
+        else:
+            name = choose_split_name(names, split, self.key, self.root, has_setting=False) or split
         folder = joined(root, name)
         is_below = f"{folder}/".startswith(f"{root}/")  # only what is below a URL is listed
         if (is_url(self.root) or is_url(name)) and not is_below:
             raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {name}")
         return folder
 
-    def _name(self, split: str) -> str:
-        """The folder of a split, relative to the root; ``.`` is the root itself.
-
-        ``train`` and ``val`` are those of the layout, or of their own name; any other split the folder of its name, else one
-        whose name means it. The folder need not exist.
-        """
-        if split in ("train", "val"):
-            return getattr(self._layout, split) or split
-        names = _visible(self.place, joined(self.root))
-        if split in names:
-            return split
-        return choose_split_name(names, split, self.key, self.root, has_setting=False) or split
-
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name of ``val`` in the settings counts: :meth:`load` refuses a missing one."""
         if split == "val":
             return self._layout.val is not None
-        return self.place.is_folder(joined(self.root, self._name(split)))
+        return self.place.is_folder(self._folder(split))
 
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
@@ -309,10 +288,10 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
     names = _visible(place, path)
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
-    for name in names:
-        if printable(name) != name:
+    for name in map(printable, names):
+        if name not in names:
             raise UserError(
-                f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it"
+                f"{key}: the name of the class folder {path}/{name} is not UTF-8; rename it"
             )
     return names
 
@@ -341,7 +320,7 @@ def labelled_folder(
     ids = {name: i for i, name in enumerate(classes)}
     targets = array("i")
     others: Counter[str] = Counter()
-    empty: dict[str, str] = {}
+    empty: list[str] = []
     unknown: list[tuple[str, Sequence[str]]] = []
 
     def pictures() -> Iterator[str]:
@@ -350,13 +329,13 @@ def labelled_folder(
             label = plain_label(folder)
             files, other_files = pictures_below(joined(path, folder), place)
             others.update(other_files)
-            if not files:
-                empty[label] = said(other_files).removeprefix("; left out: ") or "empty"
-            elif label not in ids:
+            if label not in ids:
                 unknown.extend((file, [label]) for file in files)
             else:
                 targets.extend([ids[label]] * len(files))
                 yield from files
+            if not files:
+                empty.append(f"{label}{said(other_files)}")
 
     names = Names(pictures())
     check_known(unknown, ids, key)
@@ -365,5 +344,5 @@ def labelled_folder(
             f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(dict(others))}"
         )
     if empty and note is not None:
-        note(left_out(empty))
+        note(f"{len(empty)} folder(s) without a usable picture are no classes: {in_quotes(empty)}")
     return FileSplit(names, Column(np.asarray(targets)), dict(others), place)

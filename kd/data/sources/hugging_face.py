@@ -1,6 +1,7 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -9,11 +10,12 @@ from kd.data.info import Target
 from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
-from kd.data.sources.labels import labels_in, numbered
-from kd.data.sources.places import expanded
-from kd.data.sources.split_names import Unfit, choose_split_name, column_of_splits, split_in
+from kd.data.sources.labels import numbered
+from kd.data.sources.places import DISK, expanded
+from kd.data.sources.split_names import choose_split_name
 from kd.errors import UserError, first_line
-from kd.storage.dataset_folder import check_dataset_folder
+from kd.machine import cache_dir
+from kd.storage.dataset_folder import CARD, check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
 from kd.storage.hub import FORMATS, REMEDIES, check_dataset, without_retries
@@ -30,9 +32,6 @@ class HubTable(Protocol):
 
     def __getitem__(self, key: int | str) -> Any: ...
 
-    def select(self, indices: Sequence[int]) -> "HubTable":
-        """The rows of these numbers."""
-
 
 class HubRows(NamedTuple):
     """A split of a data set."""
@@ -42,15 +41,12 @@ class HubRows(NamedTuple):
     """The label of each row, "" without one."""
     names: list[str] | None
     """The classes that the data set itself lists."""
-    splits: list[str]
-    """The split of each row that a column names; [] where none does."""
 
 
 class HuggingFace(Source):
     """A Hugging Face data set with a picture and a label column (extra ``hf``).
 
-    Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order. A column
-    ``split`` names the rows' splits, as in a :class:`~kd.data.sources.Manifest`.
+    Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order.
 
     Args:
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
@@ -59,7 +55,6 @@ class HuggingFace(Source):
             held out (``data.val_fraction``), as where no split is for validation.
         image_column: column of pictures.
         label_column: column of labels (a ``ClassLabel``, integers or text); null: pictures without labels.
-        split_column: as of :class:`~kd.data.sources.Manifest`.
     """
 
     needs = ("datasets", "hf")
@@ -71,13 +66,11 @@ class HuggingFace(Source):
         val: str | None = "auto",
         image_column: str = "image",
         label_column: str | None = "label",
-        split_column: int | str | None = None,
     ) -> None:
         """Stores the arguments, which are the class's; nothing is loaded yet."""
         self.path = expanded(path)
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
-        self.split_column = split_column
         self._names: list[str] | None = None
         """Of the data set's splits; None: not listed yet."""
         self._tables: dict[str, HubRows] = {}  # by the name of the data set's split
@@ -87,71 +80,41 @@ class HuggingFace(Source):
         check_dataset(self.path, "data.source.path")
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`. Any other split is one that the data set has, or that a column of its training split
-        names.
+        """See :meth:`Source.load`. Any other split is one that the data set has.
 
         Raises:
             UserError: no such split or pictures, or labels that are missing or unknown.
         """
-        train, of_train = self._rows("train")
-        table, numbers = self._rows(split)
-        if not numbers:
+        train = self._rows("train")
+        name = self._name(split)
+        if name is None:
             there = ", ".join(self._split_names())
-            key = "split"
-            if split in self.given:
-                key = f"data.source.{split}"
             raise UserError(
-                f"{key}: no pictures of '{split}' in {self.path}, which has the splits {there}"
+                f"split: no pictures of '{split}' in {self.path}, which has the splits {there}"
             )
-        name = self._name(split) or self._name("train")
-        pictures = ((f"{self.path}[{i}] ({name})", table.labels[i]) for i in numbers)
-        labels = [train.labels[i] for i in of_train]
+        table = self._rows(split)
+        pictures = ((f"{self.path}[{i}] ({name})", label) for i, label in enumerate(table.labels))
         remedy = "data.source.label_column=null"
-        found = numbered(pictures, labels, f"data.source.{split}", remedy, train.names)
+        found = numbered(pictures, train.labels, f"data.source.{split}", remedy, train.names)
         self.classes = found.classes
         self.note(*found.notes)
-        data = table.data
-        if len(numbers) < len(table.labels):
-            data = data.select(numbers)
         image_column, _ = self.columns
-        targets = Column(found.ids)
-        return _HuggingFaceSplit(data, image_column, targets, self.path)
+        return _HuggingFaceSplit(table.data, image_column, Column(found.ids), self.path)
 
-    def _rows(self, split: str) -> tuple[HubRows, Sequence[int]]:
-        """A split of the data set and the numbers of its rows that are of ``split``: of its own split all, or those of the
-        training split that a column names; none where there are neither. A test split validates where no row is of
-        ``val``.
+    def _rows(self, split: str) -> HubRows:
+        """A split of the data set.
 
         Raises:
-            UserError: they can't be loaded, lack a column, have several labels, or it is not clear which splits they are of.
+            UserError: it can't be loaded, lacks a column, or has rows of several labels.
         """
-        name = self._name(split) or str(self._name("train"))
+        name = str(self._name(split))
         if name not in self._tables:
             data = self._table(name)
-            try:
-                labels, names = self._labels(data)
-                self._tables[name] = HubRows(data, labels, names, self._splits(data))
-            except Unfit as error:
-                raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
-        table = self._tables[name]
-        if not table.splits:
-            count = 0
-            if self._name(split):
-                count = len(table.labels)
-            return table, range(count)
-        wanted = split
-        if split == "val" and "val" not in table.splits:
-            wanted = "test"
-        numbers = [i for i, its_split in enumerate(table.splits) if its_split == wanted]
-        return table, numbers
-
-    def _splits(self, data: HubTable) -> list[str]:
-        """The split of each row that a column names; [] where none does."""
-        columns = [column for column in data.column_names if column not in self.columns]
-        column = column_of_splits(self.split_column, columns)
-        if column is None:
-            return []
-        return [split_in(column, cell) for cell in data[column][:]]
+            labels, names = self._labels(data, f"data.source.{split}: {self.path} ({name})")
+            self._tables[name] = HubRows(data, labels, names)
+            if "split" in data.column_names:
+                self.note(f"{split}: the column split is not read: a data set names its own splits")
+        return self._tables[name]
 
     def _table(self, name: str) -> HubTable:
         """A split of the data set with its pictures as encoded bytes.
@@ -165,7 +128,7 @@ class HuggingFace(Source):
         where = f"{self.path} ({name})"
         with without_retries(self.path) as unreachable:
             try:
-                builder: Any = datasets.load_dataset_builder(self.path)
+                builder: Any = datasets.load_dataset_builder(self.path, cache_dir=self._cache())
                 _check_format(builder)
                 builder.download_and_prepare()
                 data = builder.as_dataset(split=name)
@@ -195,11 +158,25 @@ class HuggingFace(Source):
             ) from error
         return data
 
-    def _labels(self, data: HubTable) -> tuple[list[str], list[str] | None]:
+    def _cache(self) -> str | None:
+        """A folder for the tables of a local data set with a card, of which ``datasets`` would take those of another folder
+        of its name, or of older files; None: its own.
+        """
+        folder = Path(self.path)
+        if not any((folder / name).is_file() for name in (CARD, ".huggingface.yaml")):
+            return None
+        digest = hashlib.sha256(str(folder.resolve()).encode())
+        for file in sorted(map(str, folder.rglob("*"))):
+            state = f"{file}\0{DISK.stamp(file)}"
+            digest.update(state.encode(errors="backslashreplace"))
+        name = digest.hexdigest()[:16]
+        return str(cache_dir() / "datasets" / name)
+
+    def _labels(self, data: HubTable, where: str) -> tuple[list[str], list[str] | None]:
         """The label of each row, "" without one; of a column of class ids also the classes' names.
 
         Raises:
-            Unfit: a row has several labels.
+            UserError: a row has several labels; it begins with ``where``.
         """
         column = self.columns[1]
         if column is None:
@@ -210,14 +187,13 @@ class HuggingFace(Source):
         if names is not None:
             names = [plain_label(name) for name in names]
             return ["" if value is None else names[value] for value in values], names
-        labels = [labels_in(value, "none") for value in values]
-        for i, found in enumerate(labels):
-            if len(found) > 1:
-                raise Unfit(
-                    f"gives {self.path}[{i}] {len(found)} labels ({', '.join(found[:3])}); a list takes "
-                    "several (data.source=Manifest data.source.multi_label=true)"
+        for i, value in enumerate(values):
+            if isinstance(value, list):
+                raise UserError(
+                    f"{where} gives {self.path}[{i}] {len(value)} labels ({str(value)[1:-1]:.60}); a list takes several "
+                    "(data.source=Manifest data.source.multi_label=true)"
                 )
-        return ["".join(found) for found in labels], None
+        return [plain_label(value) for value in values], None
 
     def _check(self) -> None:
         """Checks the configuration of a folder, before ``datasets`` reads it; of another path that it is no format.
@@ -266,10 +242,8 @@ class HuggingFace(Source):
         return split if split in self._split_names() else name
 
     def has(self, split: str) -> bool:
-        """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
-        if split == "val" and self.given["val"] is None:
-            return False
-        return self._name(split) is not None or bool(self._rows(split)[1])
+        """Whether the set has the split; a name in the settings counts. May send a request to the hub."""
+        return self._name(split) is not None
 
     def describe(self) -> str:
         """The set's path."""

@@ -7,7 +7,7 @@ and :func:`in_order` numbers the classes, which are those of the training pictur
 import re
 from ast import literal_eval
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -45,11 +45,7 @@ def in_quotes(names: Iterable[str]) -> str:
     >>> in_quotes("abcdefg")
     "'a', 'b', 'c', 'd', 'e' and 2 more"
     """
-    return _some_of([f"'{name[:60]}'" for name in names])
-
-
-def _some_of(texts: Sequence[str]) -> str:
-    """The first of some texts, and how many more there are."""
+    texts = [f"'{name[:60]}'" for name in names]
     text = ", ".join(texts[:NAMED])
     if len(texts) > NAMED:
         text += f" and {len(texts) - NAMED} more"
@@ -58,10 +54,10 @@ def _some_of(texts: Sequence[str]) -> str:
 
 def doubts(classes: Sequence[str]) -> list[str]:
     """Notes on a list of classes, for the user: names that hardly differ, numbers that are not the class ids, names that
-    may mean "no label", names that may be several labels, and numbers that may be measured ones. Empty without doubts.
+    may mean "no label", and numbers that may be measured ones. Empty without doubts.
 
-    >>> doubts(["red round", "red", "blue round", "blue red", "round red", "blue"])[0][:38]
-    'warning: 4 classes are made of 3 words'
+    >>> doubts(["red", "Red"])
+    ["classes that hardly differ stay separate: 'red', 'Red'"]
     >>> doubts(["Irish setter", "English setter", "Irish terrier", "Welsh terrier", "pug"])
     []
     """
@@ -69,13 +65,11 @@ def doubts(classes: Sequence[str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name in classes:
         loose = re.sub(r"[\W_]+", " ", name.casefold()).strip() or name
-        if _is_number(name):
-            loose = str(int(name))
-        alike.setdefault(loose, []).append(name)
+        alike.setdefault(str(int(name)) if _is_number(name) else loose, []).append(name)
     for names in alike.values():
         if len(names) > 1:
             notes.append(f"classes that hardly differ stay separate: {in_quotes(names)}")
-    if classes and all(map(_is_number, classes)):
+    if all(map(_is_number, classes)):
         moved = [f"'{name}' is class {i}" for i, name in enumerate(classes) if int(name) != i]
         if moved:
             ends = ", ".join(dict.fromkeys([moved[0], moved[-1]]))
@@ -85,13 +79,6 @@ def doubts(classes: Sequence[str]) -> list[str]:
         notes.append(
             f"warning: {in_quotes(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
-        )
-    joined = [name for name in classes if re.search("[ ;|,]", name)]
-    words = {word for name in joined for word in re.split("[ ;|,]+", name)}
-    if len(joined) > max(3, len(words)):
-        notes.append(
-            f"warning: {len(joined)} classes are made of {len(words)} words, such as {in_quotes(joined)}: several labels in "
-            "a cell? data.source.multi_label=true data.source.label_separator=CHARACTER parts them"
         )
     measured = [name for name in classes if FRACTION.fullmatch(name)]
     if len(measured) > 1 and 2 * len(measured) > len(classes):
@@ -113,19 +100,8 @@ def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
     empty = [name for i, name in enumerate(classes) if i not in used]
     if not empty:
         return []
-    return [
-        f"{_classes(len(empty))} without a training picture, kept with their ids: {in_quotes(empty)}"
-    ]
-
-
-def left_out(reasons: Mapping[str, str]) -> str:
-    """A note on classes that have no usable picture and so get no id; ``reasons``: by name, why they have none."""
-    texts = [f"'{name}' ({reason})" for name, reason in reasons.items()]
-    return f"{_classes(len(texts))} without a usable picture left out: {_some_of(texts)}"
-
-
-def _classes(count: int) -> str:
-    return f"{count} class{'es' if count > 1 else ''}"
+    count = f"{len(empty)} class{'es' if len(empty) > 1 else ''}"
+    return [f"{count} without a training picture, kept with their ids: {in_quotes(empty)}"]
 
 
 def check_known(
@@ -144,20 +120,13 @@ def check_known(
         UserError: names the labels, and a picture.
     """
     known = set(classes)
-    counts: Counter[str] = Counter()
-    example = ""
-    for name, labels in pictures:
-        for label in labels:
-            if label not in known:
-                example = example or name
-                counts[label] += 1
-    if not counts:
+    unknown = [(label, name) for name, labels in pictures for label in labels if label not in known]
+    if not unknown:
         return
-    several = "s" * (len(counts) > 1)
-    count = counts.total()
+    counts = Counter(label for label, _ in unknown)
     raise UserError(
-        f"{key}: {len(counts)} label{several} not in the training pictures: {in_quotes(counts)} "
-        f"({count} picture{'s' * (count > 1)}, for example {example})"
+        f"{key}: {len(counts)} label{'s' * (len(counts) > 1)} not in the training pictures: {in_quotes(counts)} "
+        f"({len(unknown)} picture{'s' * (len(unknown) > 1)}, for example {unknown[0][1]})"
     )
 
 
@@ -190,22 +159,20 @@ def numbered(
     """
     listed = list(pictures)
     if not any(train):
-        unlabelled = np.full(len(listed), -1, np.int32)
-        return Numbered(declared or [], unlabelled, [])
-    for name, label in listed:
-        if not label:
-            raise UserError(
-                f"{key}: {name} has no label, others have; {remedy} reads pictures alone"
-            )
+        return Numbered(declared or [], np.full(len(listed), -1, np.int32), [])
+    unlabelled = next((name for name, label in listed if not label), None)
+    if unlabelled is not None:
+        raise UserError(
+            f"{key}: {unlabelled} has no label, others have; {remedy} reads pictures alone"
+        )
     classes = declared or in_order({*train} - {""})
     ids = {name: i for i, name in enumerate(classes)}
     check_known(((name, [label]) for name, label in listed), ids, key)
     notes = doubts(classes)
     if declared:
-        used = [ids[label] for label in train if label in ids]
-        notes += unused(classes, used)
-    targets = [ids[label] for _, label in listed]
-    return Numbered(classes, np.array(targets, np.int32), notes)
+        notes += unused(classes, (ids[label] for label in train if label in ids))
+    targets = np.array([ids[label] for _, label in listed], np.int32)
+    return Numbered(classes, targets, notes)
 
 
 # -- several labels in one cell --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +33,11 @@ from kd.data.sources.split_names import Unfit, column_of_splits, split_in, split
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, number_of
-from kd.storage.objects import files_below, is_url
+from kd.storage.objects import is_url
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 """Of tables, by the ending of their names; all other lists are JSON."""
-CHARACTERS = {"\\t": "\t", "tab": "\t", "blank": " "}
+CHARACTERS = {"\\t": "\t", "tab": "\t", "blank": " ", "none": None}
 """What settings call characters that are hard to type."""
 
 
@@ -56,27 +56,29 @@ def words_that_read(table: str, folders: Sequence[str]) -> str:
     header = next(rows, [])
     cells = dict(zip(header, next(rows, []), strict=False))
     words = [f"data.source={table}"]
-    for column, folder in product(header, folders):
-        cell = cells.get(column) or "."
-        if not any(Path(folder, cell + ending).is_file() for ending in ("", *IMAGE_SUFFIXES)):
+    for column, folder, ending in product(header, folders, ("", *IMAGE_SUFFIXES)):
+        if not Path(folder, (cells.get(column) or ".") + ending).is_file():
             continue
         others = [name for name in header if name != column]
         label = others[0] if len(others) == 1 else "NAME"
         words.append(f"data.source.image_dir={folder}")
         words += [f"data.source.path_column={column}"] if column != "path" else []
         words += [f"data.source.label_column={label}"] if others and "label" not in others else []
+        words += [f"data.source.ending={ending}"] if ending else []
         return " ".join(words)
     return " ".join([*words, "data.source.image_dir=FOLDER"])
 
 
-class Rows(NamedTuple):
+class Rows:
     """What a list says of the pictures of one split."""
 
-    paths: Names
-    cells: list[Any]
-    """Of each picture the cell of its label, or those of its numbers; empty where the list has no labels."""
-    left_out: dict[str, int]
-    """How many rows name files that are no pictures, by ending."""
+    def __init__(self) -> None:
+        """No row yet."""
+        self.paths: list[str] = []
+        self.cells: list[Any] = []
+        """Of each picture the cell of its label, or those of its numbers; empty where the list has no labels."""
+        self.left_out: Counter[str] = Counter()
+        """How many rows name files that are no pictures, by ending."""
 
 
 class Manifest(Source):
@@ -84,7 +86,7 @@ class Manifest(Source):
 
     A column ``split`` names the rows' splits. Labels are class names; ids are their sorted order in the training list, by
     value where all are whole numbers. Relative paths start at ``image_dir``; where they lack the files' ending (``0001``),
-    they get that of the first picture (``0001.jpg``). Lists of the one column ``path`` are pictures without labels. Lists,
+    ``ending`` completes them. Lists of the one column ``path`` are pictures without labels. Lists,
     folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
 
     Args:
@@ -103,7 +105,7 @@ class Manifest(Source):
         split_column: the column that names each row's split (``train``, ``Testing``); default: ``split`` where there is
             one; ``none``: all rows belong to the list's split.
         label_separator: the character between the labels of one cell; default: ``;``; ``none``: a cell is one label.
-        ending: of the pictures' files, where paths lack it (``.jpg``); default: that of the first picture.
+        ending: of the pictures' files, where paths lack it (``.jpg``).
     """
 
     listed_early = True
@@ -122,7 +124,7 @@ class Manifest(Source):
         targets: list[str] | str | None = None,
         split_column: int | str | None = None,
         label_separator: str | None = None,
-        ending: str | None = None,
+        ending: str = "",
     ) -> None:
         """Checks the arguments, which are the class's; the lists are read when they are first needed.
 
@@ -131,18 +133,11 @@ class Manifest(Source):
                 name.
         """
         separator = label_separator or (";" if multi_label else "none")
-        self.separator = CHARACTERS.get(separator, separator)
-        self.delimiter = CHARACTERS.get(delimiter or "", delimiter)
-        for name, character in (("delimiter", self.delimiter), ("label_separator", self.separator)):
-            if character not in (None, "none") and len(character) != 1:
-                raise ValueError(f"{name} must be one character (or tab, blank), got '{character}'")
-        if isinstance(targets, str):
-            targets = [targets]
-        self.targets = targets
-        if targets is not None and (multi_label or not 0 < len({*targets}) == len(targets)):
-            raise ValueError(
-                f"targets must be different columns, without multi_label, got {targets}"
-            )
+        self.separator = _character("label_separator", separator)
+        self.delimiter = _character("delimiter", delimiter or "none")
+        self.targets = [targets] if isinstance(targets, str) else targets
+        if targets is not None and (multi_label or not targets):
+            raise ValueError(f"targets must be columns, without multi_label, got {targets}")
         self.path_column = path_column
         self.label_column = label_column
         self.split_column = split_column
@@ -154,8 +149,8 @@ class Manifest(Source):
         self.several = multi_label
         self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
         self._rows: dict[str, dict[str | None, Rows]] = {}
-        """By list, then by the split that its rows name (None: they name none), until they are loaded."""
-        self._named: set[str | None] | None = None  # splits that rows of the training list name
+        """By list, then by the split that its rows name (None: they name none); not kept once they are loaded."""
+        self._has: dict[str, bool] = {}
         self._loaded: dict[str, FileSplit] = {}
 
     # -- what a list holds -------------------------------------------------------------------------------------------
@@ -163,8 +158,10 @@ class Manifest(Source):
         """Path or URL of the list that has a split's rows: its own, else the training list."""
         return joined(self.lists.get(split) or self.lists["train"])
 
-    def _by_split(self, split: str) -> dict[str | None, Rows]:
-        """The rows of a split's list by the splits that they name; read once.
+    def _rows_of(self, split: str) -> tuple[dict[str | None, Rows], str | None]:
+        """The rows of a split's list by the splits that they name, which are read once, and the key of this split's.
+
+        A test split validates where there is no validation split. The key may be missing.
 
         Raises:
             UserError: the list is not there, or is no list of pictures.
@@ -177,81 +174,73 @@ class Manifest(Source):
                 self._rows[file] = self._read(
                     content.decode("utf-8-sig"), Path(file).suffix.lower()
                 )
-        return self._rows[file]
+        rows = self._rows[file]
+        name = "test" if split == "val" and "val" not in rows else split
+        if name not in rows and split in self.lists:
+            return rows, None
+        return rows, name
 
     def _read(self, text: str, suffix: str) -> dict[str | None, Rows]:
         """The rows of a list by the splits that they name; only what is needed of each row is kept.
 
         Raises:
-            Unfit: a column is missing, a row has no path, or it is not clear which splits rows belong to.
+            Unfit: a column is missing, a row has no path, or names no split.
         """
-        records = self._records(text, suffix)
-        first = next(records, {})
-        if not first:
-            return {None: Rows(Names([]), [], {})}
-        wanted = self._columns(first)
-        others = [column for column in first if column not in (self.path_column, *wanted)]
-        splits = column_of_splits(self.split_column, others)
-        suspects: dict[
-            Any, set[str | None]
-        ] = {}  # other columns, and the splits that their cells mean
-        if splits is None and self.split_column is None:
-            suspects = {column: set() for column in others if split_of(first[column])}
-        parts: dict[str | None, tuple[list[str], list[Any], Counter[str]]] = {}
-        for number, row in enumerate(chain([first], records), 1):
+        parts: dict[str | None, Rows] = {}
+        wanted: list[Any] = []
+        splits: Any = None
+        for number, row in enumerate(self._records(text, suffix), 1):
+            if number == 1:
+                wanted, splits = self._columns(row)
             path = str(row.get(self.path_column) or "")
             if not path:
                 raise Unfit(f"has no path in row {number}")
-            for column, meanings in suspects.items():
-                meanings.add(split_of(row.get(column)))
             split = None if splits is None else split_in(splits, row.get(splits))
-            paths, cells, left_out = parts.setdefault(split, ([], [], Counter()))
+            part = parts.setdefault(split, Rows())
             if ending_of(path) in UNUSABLE:
-                left_out[ending_of(path)] += 1
+                part.left_out[ending_of(path)] += 1
                 continue
-            paths.append(path)
+            part.paths.append(path)
             if self.targets:
-                cells.append([row.get(name) for name in wanted])
+                part.cells.append([row.get(name) for name in wanted])
             elif wanted:
                 cell = row.get(wanted[0])
-                cells.append(sys.intern(cell) if type(cell) is str else cell)
-        for column, meanings in suspects.items():
-            if None not in meanings and len(meanings) > 1:
-                raise Unfit(
-                    f"has a column {column} that may name splits: data.source.split_column={column} reads it, "
-                    "data.source.split_column=none takes all rows"
-                )
-        return {split: Rows(Names(p), cells, dict(n)) for split, (p, cells, n) in parts.items()}
+                part.cells.append(sys.intern(cell) if type(cell) is str else cell)
+        return parts or {None: Rows()}
 
-    def _columns(self, first: Mapping[Any, Any]) -> list[Any]:
-        """The columns of labels or numbers; none in a list of paths alone.
+    def _columns(self, first: Mapping[Any, Any]) -> tuple[list[Any], Any]:
+        """The columns of labels or numbers, none in a list of paths alone; and the one of splits, None without one.
 
         Args:
             first: the list's first row.
 
         Raises:
-            Unfit: the list lacks one of the columns.
+            Unfit: the list lacks a column; or a column that no setting names has a split's name in the first row.
         """
         there = ", ".join(map(str, first))[:120]
-        if self.targets:
-            for name in self.targets:
-                if name not in first:
-                    raise Unfit(f"has no column {name} (data.source.targets; it has {there})")
-        has_labels = self.label_column is not None
-        if self.label_column == "label" and len(first) == 1:
-            has_labels = False
-        needed: list[Any] = [self.path_column]
-        if has_labels and not self.targets:
-            needed.append(self.label_column)
-        for column in needed:
-            if column not in first:
+        wanted: list[Any] = self.targets or [self.label_column]
+        if not self.targets and (self.label_column is None or [*first] == [self.path_column]):
+            wanted = [] if self.label_column in (None, "label") else wanted
+        for column in (self.path_column, *wanted):
+            if column in first:
+                continue
+            if self.targets and column != self.path_column:
+                raise Unfit(f"has no column {column} (data.source.targets; it has {there})")
+            raise Unfit(
+                f"has no column {column} (it has {there}); data.source.path_column=NAME and "
+                "data.source.label_column=NAME say which (numbers from 0 without a header), data.source.delimiter "
+                "what parts them, and scripts/to_list.py makes a table of COCO's JSON, Ultralytics' NDJSON and "
+                "columns of 0 and 1"
+            )
+        others = [column for column in first if column not in (self.path_column, *wanted)]
+        splits = column_of_splits(self.split_column, others)
+        for column in others if splits is None and self.split_column is None else ():
+            if split_of(first[column]):
                 raise Unfit(
-                    f"has no column {column} (it has {there}); data.source.path_column=NAME and "
-                    "data.source.label_column=NAME say which (numbers from 0 without a header), data.source.delimiter "
-                    "what parts them, and scripts/to_list.py makes a table of COCO's JSON, Ultralytics' NDJSON and "
-                    "columns of 0 and 1"
+                    f"has a column {column} that may name splits: data.source.split_column={column} reads it, "
+                    "data.source.split_column=none takes all rows"
                 )
-        return self.targets or needed[1:]
+        return wanted, splits
 
     def _records(self, text: str, suffix: str) -> Iterator[Mapping[Any, Any]]:
         """The rows of a list by column: of a table, of a JSON list, or of one JSON object a line.
@@ -268,8 +257,9 @@ class Manifest(Source):
                     raise Unfit("must hold an object a picture")
                 yield record
             return
-        delimiter = self.delimiter or DELIMITERS[suffix]
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        reader = csv.reader(
+            io.StringIO(text, newline=""), delimiter=self.delimiter or DELIMITERS[suffix]
+        )
         rows: Iterator[list[str]] = filter(None, reader)
         first = next(rows, [])
         names: list[Any] = [name.strip() for name in first]
@@ -282,22 +272,14 @@ class Manifest(Source):
                 raise Unfit(f"has {count}, {len(names)} in the first")
             yield dict(zip(names, row, strict=False))
 
-    def _rows_of(self, split: str) -> Rows | None:
-        """The rows of a split; a test split validates where there is no validation split.
-
-        None where its list was not given, and no row of the training list belongs to it.
-        """
-        by_split = self._by_split(split)
-        name = "test" if split == "val" and "val" not in by_split else split
-        return by_split.get(name, by_split.get(None) if split in self.lists else None)
-
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""
         if split in self.lists:
             return True
-        if self._named is None:
-            self._named = {*self._by_split("train")}
-        return split in self._named or (split == "val" and "test" in self._named)
+        if split not in self._has:
+            rows, name = self._rows_of(split)
+            self._has[split] = name in rows
+        return self._has[split]
 
     # -- a split -----------------------------------------------------------------------------------------------------
     def load(self, split: str) -> FileSplit:
@@ -312,19 +294,19 @@ class Manifest(Source):
             self.load("train")  # names the classes
         key = f"data.source.{split}"
         file = self._file(split)
-        rows = self._rows_of(split)
-        if rows is None and split not in self.lists:
-            raise UserError(
-                f"split: these lists have the splits {', '.join(self.lists)}, got '{split}' (data.source.test=FILE is a "
-                "list of test pictures)"
-            )
-        if rows is None:
-            raise UserError(
-                f"{key}: {file} names no row of {split}; data.source.split_column=none reads all rows"
-            )
-        if not len(rows.paths):
+        by_split, name = self._rows_of(split)
+        if name not in by_split:
+            why = f"{key}: {file} names no row of {split}; data.source.split_column=none reads all rows"
+            if split not in self.lists:
+                why = (
+                    f"split: these lists have the splits {', '.join(self.lists)}, got '{split}' (data.source.test=FILE "
+                    "is a list of test pictures)"
+                )
+            raise UserError(why)
+        rows = by_split[name]
+        if not rows.paths:
             raise UserError(f"{key}: {file} lists no pictures{said(rows.left_out)}")
-        paths = self._paths_of(rows.paths, split, key)
+        paths = self._paths_of(rows.paths, split)
         with _refused(f"{key}: {file}"):
             if self.targets:
                 targets = self._numbers(paths, rows.cells)
@@ -335,8 +317,8 @@ class Manifest(Source):
         if urls:
             place = Store.holding(self.lists["train"], urls, key, self.cache_bytes)
         self._loaded[split] = FileSplit(paths, targets, rows.left_out, place)
-        if all(name in self._loaded for name in ("train", "val") if self.has(name)):
-            self._rows.clear()
+        if all(other in self._loaded for other in ("train", "val") if self.has(other)):
+            self._rows.clear()  # their memory is given back
         return self._loaded[split]
 
     def _ids(self, paths: Names, cells: list[Any], split: str) -> tuple[Names, Column]:
@@ -355,9 +337,7 @@ class Manifest(Source):
             if self.classes:
                 raise Unfit("has no labels, which the training list has")
             return paths, Column(np.full(len(paths), UNLABELLED, np.int32))
-        labels = [labels_in(cell, self.separator) for cell in cells]
-        if not self.several:
-            _check_one_each(paths, labels)
+        labels = [labels_in(cell, self.separator or "none") for cell in cells]
         paths, labels = self._joined(paths, labels)
         if split == "train":
             self.classes = in_order({*chain.from_iterable(labels)})
@@ -377,21 +357,25 @@ class Manifest(Source):
         """The rows, those of one picture joined where it may have several labels.
 
         Raises:
-            Unfit: a picture is listed with two labels, or with different numbers.
+            Unfit: where it may not: a picture without a label, with several, or listed with two.
         """
+        several = "data.source.multi_label=true takes several"
+        for path, found in zip(paths, labels, strict=True):
+            if not self.several and len(found) != 1:
+                count = f"{len(found)} labels ({', '.join(found[:3])}), which {several}"
+                raise Unfit(f"{printable(path)} has {count if found else 'no label'}")
         hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
         if len(np.unique(hashes)) == len(paths):
             return paths, labels
         by_path: dict[str, list[str]] = {}
-        for path, its_labels in zip(paths, labels, strict=True):
-            before = by_path.setdefault(path, its_labels)
-            if before != its_labels and not self.several:
-                found = in_quotes([*before, *its_labels])
+        for path, found in zip(paths, labels, strict=True):
+            before = by_path.setdefault(path, found)
+            if before != found and not self.several:
+                both = in_quotes([*before, *found])
                 raise Unfit(
-                    f"lists {printable(path)} twice, with different labels ({found}); give each picture one label, or "
-                    "data.source.multi_label=true joins them"
+                    f"lists {printable(path)} twice, with different labels ({both}); {several}"
                 )
-            by_path[path] = [*dict.fromkeys([*before, *its_labels])]
+            by_path[path] = [*dict.fromkeys([*before, *found])]
         self.note(f"rows of pictures that are listed before: {len(paths) - len(by_path)}")
         if self.several:
             return Names(by_path), [*by_path.values()]
@@ -404,24 +388,17 @@ class Manifest(Source):
             Unfit: a field is no number, or a column has none in this split.
         """
         self.classes = list(self.targets or [])
-        shape = (len(paths), len(self.classes))
-        numbers = np.empty(shape)
+        numbers = np.empty((len(paths), len(self.classes)))
         for i, fields in enumerate(cells):
-            for j, field in enumerate(fields):
-                text = ""
-                if field is not None:
-                    text = str(field).strip()
+            for j, name in enumerate(self.classes):
+                text = "" if fields[j] is None else str(fields[j]).strip()
                 try:
                     numbers[i, j] = number_of(text)
                 except ValueError as error:
-                    name = self.classes[j]
                     what = f"'{text[:40]}' for {name} of {printable(paths[i])}"
                     raise Unfit(f"has {what}, which is not a number") from error
-        texts = [list(map(str, row)) for row in numbers]
-        self._joined(paths, texts)
-        is_missing = np.isnan(numbers)
-        for j, name in enumerate(self.classes):
-            if is_missing[:, j].all():
+        for name, is_missing in zip(self.classes, np.isnan(numbers).T, strict=True):
+            if is_missing.all():
                 raise Unfit(f"has no value of {name} (data.source.targets)")
         return Column(numbers)
 
@@ -430,40 +407,40 @@ class Manifest(Source):
         """The folder or URL that a split's relative paths start at."""
         return joined(self.image_dir or posixpath.dirname(self._file(split)))
 
-    def _paths_of(self, paths: Names, split: str, key: str) -> Names:
-        """The rows' paths from where they start, with their endings; an ending that was found is noted."""
+    def _paths_of(self, paths: list[str], split: str) -> Names:
+        """The rows' paths from where they start, with the ending that those lack."""
         root = self._folder(split)
-        whole = Names(joined(root, expanded(path)) for path in paths)
-        without = (path for path in whole if not _has_ending(path))
-        lacking = next(without, None)
-        if lacking is None:
-            return whole
-        ending = self.ending
-        if ending is None:
-            ending = _ending_of_file(lacking, key)
-        if not ending:
-            return whole
-        base = posixpath.basename(lacking)
-        name = printable(base)
-        self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
-        return Names(path if _has_ending(path) else path + ending for path in whole)
+        whole = (joined(root, expanded(path)) for path in paths)
+        return Names(path if _has_ending(path) else path + self.ending for path in whole)
 
     def check_listed(self, split: Split, name: str, key: str) -> None:
         """Refuses a split of which no file is on this disk, by a UserError; not where its pictures have URLs."""
         assert isinstance(split, FileSplit)
+        first = split.paths[0]
         if split.store is not None or any(Path(path).exists() for path in split.paths):
             return
         start = printable(os.path.abspath(self._folder(name)))  # noqa: PTH100 - Path has no ".."
-        count = len(split.paths)
-        first = printable(split.paths[0])
+        remedy = "data.source.image_dir=FOLDER says where they start"
+        endings = [ending for suffix in IMAGE_SUFFIXES for ending in (suffix, suffix.upper())]
+        fitting = [ending for ending in endings if Path(first + ending).is_file()]
+        if fitting:
+            remedy = f"data.source.ending={fitting[0]} completes them"
         raise UserError(
-            f"{key}: none of the {count} files exists: relative paths start at {start} (the first is {first}); "
-            "data.source.image_dir=FOLDER says where they start"
+            f"{key}: none of the {len(split.paths)} files exists: relative paths start at {start} (the first is "
+            f"{printable(first)}); {remedy}"
         )
 
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(self.lists.values())}"
+
+
+def _character(argument: str, given: str) -> str | None:
+    """A character that an argument names, None for ``none``; a ValueError for several."""
+    character = CHARACTERS.get(given, given)
+    if character is not None and len(character) != 1:
+        raise ValueError(f"{argument} must be one character (or tab, blank), got '{character}'")
+    return character
 
 
 @contextmanager
@@ -480,45 +457,8 @@ def _refused(start: str) -> Iterator[None]:
         raise UserError(f"{start} is no list of pictures ({reason})") from error
 
 
-def _check_one_each(paths: Names, labels: list[list[str]]) -> None:
-    """Refuses, by Unfit, a picture without a label or with several."""
-    for path, of_picture in zip(paths, labels, strict=True):
-        if len(of_picture) == 1:
-            continue
-        count = "no label"
-        if of_picture:
-            some = ", ".join(of_picture[:3])
-            count = f"{len(of_picture)} labels ({some}), which data.source.multi_label=true takes"
-        raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
-
-
 def _has_ending(path: str) -> bool:
     return path.lower().endswith(IMAGE_SUFFIXES)
-
-
-def _ending_of_file(path: str, key: str) -> str:
-    """The ending of the picture that a path without one means; "" where a file has this very name, or none fits.
-
-    Raises:
-        UserError: two pictures fit, or the folder of a URL can't be listed.
-    """
-    folder, name = posixpath.split(path)
-    names: list[str] = []
-    if is_url(path):
-        names = list(files_below(folder, key, below=False))
-    elif Path(folder).is_dir():
-        names = [file.name for file in Path(folder).iterdir()]
-    endings = []
-    for stem, ending in map(posixpath.splitext, names):
-        if stem == name and _has_ending(ending):
-            endings.append(ending)
-    fitting = sorted(endings)
-    if len(fitting) > 1:
-        among = " and ".join(printable(name + ending) for ending in fitting[:2])
-        raise UserError(
-            f"{key}: two pictures fit '{printable(path)}': {among}; data.source.ending={fitting[0]} says which"
-        )
-    return "" if name in names else "".join(fitting)
 
 
 def pictures_in_list(file: str, **arguments: Any) -> list[str]:
@@ -532,8 +472,8 @@ def pictures_in_list(file: str, **arguments: Any) -> list[str]:
         UserError: no list of pictures, a picture that is named by a URL, or none of its files is on this disk.
     """
     source = Manifest(file, **arguments, label_column=None, split_column="none")
-    rows = source._rows_of("train")
-    paths = source._paths_of(rows.paths, "train", file) if rows else Names([])
+    by_split, name = source._rows_of("train")
+    paths = source._paths_of(by_split[name].paths, "train")
     for path in filter(is_url, paths):
         raise UserError(
             f"{file}: pictures must be on this disk, got {printable(path)}; copy them, data.source.image_dir=FOLDER says "

@@ -17,7 +17,16 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
-from kd.storage.objects import LocalCache, content_of, files_below, is_url, size_in, whole_file
+from kd.storage.objects import (
+    LocalCache,
+    file_system,
+    files_below,
+    in_one_line,
+    is_url,
+    range_of,
+    size_in,
+    small_file,
+)
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2",
                   ".j2k", ".jfif")  # fmt: skip
@@ -124,11 +133,9 @@ class Store:
         Raises:
             UserError: they can't be listed; the message names ``key``.
         """
-        _check_plain(root, key)
         root = joined(root)
-        states = {f"{root}/{name}": state for name, state in files_below(root, key).items()}
-        for url in states:
-            _check_plain(url, key)
+        files = files_below(root, key)
+        states = {f"{root}/{name}": state for name, state in files.items()}
         return cls(root, states, limit)
 
     @classmethod
@@ -148,15 +155,14 @@ class Store:
         """
         wanted = set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
-        for folder in folders:
-            _check_plain(folder, key)
         states = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             listings = pool.map(partial(files_below, key=key, below=False), folders)
             for folder, listing in zip(folders, listings, strict=True):
                 for name, state in listing.items():
-                    if f"{folder}/{name}" in wanted:
-                        states[f"{folder}/{name}"] = state
+                    url = f"{folder}/{name}"
+                    if url in wanted:
+                        states[url] = state
         return cls(root, states, limit)
 
     @cached_property
@@ -168,11 +174,11 @@ class Store:
         return {name: value for name, value in vars(self).items() if name != "_urls"}
 
     def _in(self, folder: str) -> list[str]:
-        """The URLs of all files below a folder, sorted."""
+        """The names of all files below a folder, relative to it, sorted."""
         start = f"{folder}/"
         first = bisect_left(self._urls, start)
         end = bisect_left(self._urls, start + PREFIX_END)
-        return self._urls[first:end]
+        return [url.removeprefix(start) for url in self._urls[first:end]]
 
     def is_folder(self, folder: str) -> bool:
         """Whether a file is below the URL: a store has no empty folders."""
@@ -180,21 +186,19 @@ class Store:
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders in a folder, from the listing."""
-        names = (url.removeprefix(f"{folder}/") for url in self._in(folder))
-        return list({name.partition("/")[0] for name in names if "/" in name})
+        return list({name.partition("/")[0] for name in self._in(folder) if "/" in name})
 
     def files(self, folder: str) -> list[str]:
         """Names of the files in a folder, from the listing."""
-        names = (url.removeprefix(f"{folder}/") for url in self._in(folder))
-        return [name for name in names if "/" not in name]
+        return [name for name in self._in(folder) if "/" not in name]
 
     def below(self, folder: str) -> Iterator[str]:
         """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
         out.
         """
-        for url in self._in(folder):
-            if not any(map(is_hidden, url.removeprefix(f"{folder}/").split("/"))):
-                yield url
+        for name in self._in(folder):
+            if not any(map(is_hidden, name.split("/"))):
+                yield f"{folder}/{name}"
 
     def open(self, file: str) -> IO[bytes]:
         """A file's content, from the local copies where it is among them; else it is fetched whole by this process.
@@ -212,8 +216,8 @@ class Store:
             raise OSError(f"has {size:,} bytes, more than any picture")
         copies = self._copies()
         name = self._copy(file)
-        fetch = partial(whole_file, file, size)
-        content = copies.get(name, fetch, size)
+        fetch = partial(range_of, file, 0, size + 1, size)  # one byte more: has it grown?
+        content = copies.get(name, fetch, size) if size else b""
         return BytesIO(content)
 
     def _copies(self) -> LocalCache:
@@ -258,20 +262,6 @@ def _kept(folder: Path, limit: int | None) -> LocalCache:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_plain(url: str, key: str) -> None:
-    """Refuses URLs that can't be listed (web servers, one file system within another), by a UserError that begins with
-    ``key``.
-    """
-    if "::" in url:
-        raise UserError(
-            f"{key}: {url}: '::' would name one file system within another, which only Shards reads"
-        )
-    if url.startswith(("http://", "https://")):
-        raise UserError(
-            f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store"
-        )
 
 
 Place = Disk | Store
@@ -335,7 +325,9 @@ def list_at(file: str, key: str) -> bytes:
         UserError: it is not there, or can't be read.
     """
     if is_url(file):
-        return content_of(file, key)
+        file_system(file, key)  # refuses a protocol by the key
+        with in_one_line(key, file):
+            return small_file(file, LARGEST_LIST)
     if not Path(file).is_file():
         raise UserError(f"{key}: {file} not found")
     try:

@@ -104,26 +104,20 @@ class MaskSplit(FileSplit):
         import torch
         from torchvision import tv_tensors
 
+        file = self.masks[i]
         try:
-            with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
-                mask = np.array(
-                    upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
-                )
-                several = opened.mode not in ("L", "P", "1")
+            with self.at(file).open(file) as stream, open_picture(stream) as opened:
+                is_grey = opened.mode in ("L", "P", "1")
+                mask = np.array(upright(opened if is_grey else opened.convert("L")))
         except Exception as error:
-            raise RuntimeError(f"its mask {self.masks[i]} can't be read: {error}") from error
-        if several:
-            raise RuntimeError(f"its mask {self.masks[i]} must hold one byte a pixel, not colours")
-        odd = np.setdiff1d(
-            mask, [*range(self.classes), *([] if self.ignore is None else [self.ignore])]
-        )
+            raise RuntimeError(f"its mask {file} can't be read: {error}") from error
+        if not is_grey:
+            raise RuntimeError(f"its mask {file} must hold one byte a pixel, not colours")
+        ignored = [] if self.ignore is None else [self.ignore]
+        odd = np.setdiff1d(mask, [*range(self.classes), *ignored])
         if odd.size:
-            known = f"0..{self.classes - 1}" + (
-                "" if self.ignore is None else f" and {self.ignore} (ignored)"
-            )
-            raise RuntimeError(
-                f"its mask {self.masks[i]} holds the value {odd[0]}, not one of {known}"
-            )
+            known = f"0..{self.classes - 1}" + f" and {self.ignore} (ignored)" * len(ignored)
+            raise RuntimeError(f"its mask {file} holds the value {odd[0]}, not one of {known}")
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
@@ -183,15 +177,12 @@ class SegmentationFolder(Source):
             UserError: two folders could be the split.
         """
         images = joined(self.root, self.folders[0])
-        names = []
-        if self.place.is_folder(images):
-            names = self.place.folders(images)
+        names = sorted(self.place.folders(images)) if self.place.is_folder(images) else []
         if split in names:
             return split
-        chosen = choose_split_name(
-            sorted(names), split, "data.source.root", images, has_setting=False
+        return (
+            choose_split_name(names, split, "data.source.root", images, has_setting=False) or split
         )
-        return chosen or split
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`; pictures may lie at any depth of the split's folder. No mask is opened.
@@ -204,8 +195,7 @@ class SegmentationFolder(Source):
                 f"data.source.root: folder {self.root} not found (SegmentationFolder reads images/train, images/val, "
                 "masks/train and masks/val in it)"
             )
-        images = joined(self.root, self.folders[0], self._name(split))
-        masks = joined(self.root, self.folders[1], self._name(split))
+        images, masks = (joined(self.root, folder, self._name(split)) for folder in self.folders)
         for folder in (images, masks):
             if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: folder {folder} not found")

@@ -174,9 +174,8 @@ class Shards(Source):
         Raises:
             UserError: there is none, it can't be fetched, or it is larger than any.
         """
-        files, path = file_system(self.root)
         try:
-            return small_file(files, f"{path}/{name}", f"{self.root} can't be read", LARGEST_LIST)
+            return small_file(f"{self.root}/{name}", LARGEST_LIST)
         except FileNotFoundError as error:
             raise UserError(
                 f"data.source.root: {self.root} is not a finished pack: no {name} (Shards reads what kd-pack writes)"

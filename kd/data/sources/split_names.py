@@ -74,7 +74,7 @@ def choose_split_name(
     Raises:
         UserError: two names fit equally well.
 
-    >>> choose(["Testing", "valid", "Training", "cat"], "val", "data.source", "DIR")
+    >>> choose_split_name(["Testing", "valid", "Training", "cat"], "val", "data.source", "DIR")
     'valid'
     """
     for meaning in ("val", "test") if split == "val" else (split,):

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -26,7 +26,7 @@ from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
-from kd.storage.archives import opened
+from kd.storage.archives import members_of, opened
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import (
     LARGEST_DATA,
@@ -36,15 +36,14 @@ from kd.storage.elsewhere import (
     open_regular,
     text_of,
 )
+from kd.storage.objects import is_url
 from kd.storage.writing import write_text
 
 LABELS = ("cls", "json", "txt")
 """Endings of a sample's files that may hold its label."""
 MAX_LABEL = 2**20  # bytes of a member that holds a label
-CAPTIONS = 0.5
-"""Texts of which more than this share are different, and more than 1,000, are captions: they name no classes."""
 MOST_SHARDS = 1_000_000
-FORMAT = 3  # of an index in the user's cache folder
+FORMAT = 4  # of an index in the user's cache folder
 
 
 class Shard(NamedTuple):
@@ -53,7 +52,8 @@ class Shard(NamedTuple):
     names: list[str]
     places: list[list[int]]
     """First byte and size of each picture."""
-    labels: list[str | None]
+    labels: list[str]
+    """"" without one."""
     left_out: dict[str, int]
     """Of samples without a readable picture, how many files there are by ending, but for those of labels; "no picture"
     counts the samples that have files of labels alone.
@@ -72,8 +72,7 @@ class WebDataset(Source):
             list of these. Of a folder with shards of several splits
             (``train-0000.tar``, ``val/0000.tar``) each split's are taken.
         val: likewise; without them a part of the training pictures is held out (``data.val_fraction``).
-        label: the member with the label: ``cls``, ``txt``, ``json.FIELD``; ``none`` reads pictures alone; default:
-            ``cls``, else ``json.label``, else ``txt``.
+        label: the member with the label: ``cls``, ``txt`` or ``json.FIELD``; ``none`` reads pictures alone.
         classes: names by class id, where the labels are numbers.
     """
 
@@ -81,23 +80,19 @@ class WebDataset(Source):
         self,
         train: str | list[str],
         val: str | list[str] | None = None,
-        label: str = "auto",
+        label: str = "cls",
         classes: list[str] | None = None,
     ) -> None:
         """Checks ``label``; the arguments are the class's. No shard is read yet."""
-        if label not in ("auto", "none", "cls", "txt") and not re.fullmatch(r"json\..+", label):
-            raise ValueError(f"label must be cls, txt, json.FIELD, none or auto, got '{label}'")
+        if not re.fullmatch(r"none|cls|txt|json\..+", label):
+            raise ValueError(f"label must be cls, txt, json.FIELD or none, got '{label}'")
         self.places: dict[str, list[str]] = {}
         for split, given in (("train", train), ("val", val)):
-            places = given or []
-            if isinstance(places, str):
-                places = [places]
-            if places:
+            if given:
+                places = [given] if isinstance(given, str) else given
                 self.places[split] = list(map(expanded, places))
         self.label = label
-        self.names = None
-        if classes:
-            self.names = list(map(plain_label, classes))
+        self.names = [plain_label(name) for name in classes] if classes else None
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def check_there(self) -> None:
@@ -112,24 +107,11 @@ class WebDataset(Source):
             UserError: no such split, or labels that are missing, unknown or not clear.
         """
         train = self._labels("train")
-        if not any(train) and self.label not in ("auto", "none"):
-            raise UserError(f"data.source.label: no sample has '{self.label}'")
-        different = len(set(train))
-        most = max(1000, CAPTIONS * len(train))
-        if self.label in ("auto", "txt") and different > most:
-            raise UserError(
-                f"data.source.label: {different:,} different labels of {len(train):,} pictures look like captions; "
-                "data.source.label=none reads pictures alone"
-            )
         shards = self._read(split)
-        names = []
-        for file, shard in shards.items():
-            names += [f"{name} in {file}" for name in shard.names]
-        labels = self._labels(split)
-        pictures = zip(names, labels, strict=True)
-        key = f"data.source.{split}"
+        names = [f"{name} in {file}" for file, shard in shards.items() for name in shard.names]
+        pictures = zip(names, self._labels(split), strict=True)
         remedy = "data.source.label=none"
-        found = numbered(pictures, train, key, remedy, self.names)
+        found = numbered(pictures, train, f"data.source.{split}", remedy, self.names)
         self.classes = found.classes
         self.note(*found.notes)
         return TarSplit(shards, found.ids)
@@ -144,69 +126,52 @@ class WebDataset(Source):
 
     def has(self, split: str) -> bool:
         """Whether shards were given for the split, or the folder of the training shards has some of it."""
-        return split in self.places or bool(self._of_folder(split))
+        return split in self.places or bool(self._files(split))
 
     def describe(self) -> str:
         """Where the training shards are."""
         return f"WebDataset {', '.join(self.places['train'])}"
 
-    # -- which shards ------------------------------------------------------------------------------------------------
     def _files(self, split: str) -> list[str]:
-        """Paths of the shards of a split.
+        """Paths of the shards of a split; none where it was not given, and the training folder has none of it.
 
         Raises:
-            UserError: no such split, or a place without shards.
+            UserError: a place without shards, or a folder in which some names of shards mean a split and others none.
         """
         key = f"data.source.{split}"
-        files = self._of_folder(split)
+        given = self.places.get(split, [])
+        first, *others = given or self.places["train"]
+        by_split = {} if others else _by_split(Path(first))
+        if given and len(by_split) < 2:
+            return [file for place in given for file in shards_at(place, key)]
+        if len(by_split) > 1 and None in by_split:
+            raise UserError(
+                f"{key}: {first} has shards whose names mean a split beside {Path(by_split[None][0]).name}; "
+                "data.source.train=PATTERN and data.source.val=PATTERN say which are which"
+            )
+        wanted = "test" if split == "val" and "val" not in by_split else split
+        files = by_split.get(wanted, [])
+        if given and not files:
+            raise UserError(
+                f"{key}: {first} has shards of other splits and none of {split}; give a pattern of those of {split}"
+            )
         if files:
             self.note(f"{split}: {len(files)} shard(s) of the folder, from {Path(files[0]).name}")
-            return files
-        if split not in self.places:
-            raise UserError(f"split: WebDataset has the splits train and val, got '{split}'")
-        if files is not None:
-            raise UserError(
-                f"{key}: {self.places['train'][0]} has shards of other splits and none of {split}; give a pattern of "
-                f"those of {split}"
-            )
-        return [file for place in self.places[split] for file in shards_at(place, key)]
-
-    def _of_folder(self, split: str) -> list[str] | None:
-        """The shards of a split in a folder whose names, or folders, tell splits apart; a test split validates where there
-        is no validation split. None where they do not, or several places or a pattern were given.
-
-        Raises:
-            UserError: some names of shards mean a split and others none.
-        """
-        first, *others = self.places.get(split, self.places["train"])
-        folder = Path(first)
-        if others or not folder.is_dir():
-            return None
-        shards = sorted(folder.glob("*.tar")) or sorted(folder.glob("[!.]*/*.tar"))
-        groups: dict[str | None, list[str]] = {}
-        for file in shards:
-            name = file.stem if file.parent == folder else file.parent.name
-            groups.setdefault(split_of(name), []).append(str(file))
-        if groups.keys() <= {None} or (len(groups) == 1 and split in self.places):
-            return None
-        if None in groups:
-            raise UserError(
-                f"data.source.{split}: {folder} has shards whose names mean a split beside "
-                f"{Path(groups[None][0]).name}; data.source.train=PATTERN and data.source.val=PATTERN say which are which"
-            )
-        wanted = "test" if split == "val" and "val" not in groups else split
-        return groups.get(wanted, [])
+        return files
 
     def _read(self, split: str) -> dict[str, Shard]:
         """What the shards of a split hold, by path; read once.
 
         Raises:
-            UserError: no shards, or no pictures in them.
+            UserError: no such split, no shards, or no pictures in them.
         """
         if split not in self._shards:
             key = f"data.source.{split}"
-            files = bar(self._files(split), label=f"{split}: index of the shards", unit=" shards")
-            shards = {file: index(file, self.label, key) for file in files}
+            files = self._files(split)
+            if not files:
+                raise UserError(f"split: WebDataset has the splits train and val, got '{split}'")
+            with_bar = bar(files, label=f"{split}: index of the shards", unit=" shards")
+            shards = {file: index(file, self.label, key) for file in with_bar}
             if not any(shard.names for shard in shards.values()):
                 raise UserError(
                     f"{key}: no pictures in {len(shards)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
@@ -214,6 +179,21 @@ class WebDataset(Source):
                 )
             self._shards[split] = shards
         return self._shards[split]
+
+
+def _by_split(folder: Path) -> dict[str | None, list[str]]:
+    """The shards in a folder by the split that their names, or those of the folders in it, mean; {} of no folder."""
+    groups: dict[str | None, list[str]] = {}
+    files = sorted(folder.glob("*.tar"))
+    if not files:
+        files = sorted(folder.glob("[!.]*/*.tar"))
+    for file in files:
+        name = file.stem
+        if file.parent != folder:
+            name = file.parent.name
+        of_split = groups.setdefault(split_of(name), [])
+        of_split.append(str(file))
+    return groups
 
 
 class TarSplit(ShardSplit):
@@ -226,21 +206,13 @@ class TarSplit(ShardSplit):
 
     def __init__(self, shards: dict[str, Shard], targets: np.ndarray) -> None:
         """Takes the samples of all shards in order; the arguments are the class's."""
-        names: list[str] = []
-        places: list[list[int]] = []
-        numbers: list[int] = []  # of each sample's shard
-        for number, shard in enumerate(shards.values()):
-            names += shard.names
-            places += shard.places
-            numbers += [number] * len(shard.names)
-        self.names = Names(names)
-        starts_and_sizes = np.array(places, np.int64)
-        table = np.zeros(len(names), PICTURE)
-        table["shard"] = numbers
-        table["offset"] = starts_and_sizes[:, 0]
-        table["size"] = starts_and_sizes[:, 1]
-        files = list(shards)
-        super().__init__("", files, table, targets, digest="")
+        self.names = Names(name for shard in shards.values() for name in shard.names)
+        rows = [
+            (number, *place, 0)
+            for number, shard in enumerate(shards.values())
+            for place in shard.places
+        ]
+        super().__init__("", list(shards), np.array(rows, PICTURE), targets, digest="")
         self.left_out = _left_out(shards)
         self.check = None  # nobody has looked at the pictures yet
 
@@ -271,20 +243,20 @@ def shards_at(place: str, key: str) -> list[str]:
     Raises:
         UserError: none, a missing file, or a URL.
     """
-    if "://" in place or place.startswith("pipe:"):
+    if is_url(place) or place.startswith("pipe:"):
         raise UserError(
             f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"
         )
-    files: list[str] = []
     if Path(place).is_dir():
         place = f"{glob.escape(place)}/*.tar"
+    files: list[str] = []
     for name in braces(place, key):
         files += matching(name) if glob.has_magic(name) else [name]
+    missing = next((file for file in files if not Path(file).is_file()), None)
+    if missing is not None:
+        raise UserError(f"{key}: {missing} not found")
     if not files:
         raise UserError(f"{key}: no tar files: {place}")
-    for file in files:
-        if not Path(file).is_file():
-            raise UserError(f"{key}: {file} not found")
     return files
 
 
@@ -297,23 +269,16 @@ def braces(pattern: str, key: str = "") -> list[str]:
     >>> braces("{0..1}/{5..6}")
     ['0/5', '0/6', '1/5', '1/6']
     """
-    # text, first number, last number, text, ...
-    parts = re.split(r"\{(\d{1,9})\.\.(\d{1,9})\}", pattern)
-    names = [parts[0]]
-    for i in range(1, len(parts), 3):
-        first, last, text = parts[i : i + 3]
-        width = 1
-        if first.startswith("0"):
-            width = len(first)
-        numbers = range(int(first), int(last) + 1)
-        if len(names) * len(numbers) > MOST_SHARDS:
-            raise UserError(f"{key}: {pattern[:200]} must name at most {MOST_SHARDS:,} shards")
-        ends = [f"{number:0{width}d}{text}" for number in numbers]
-        longer = []
-        for name in names:
-            longer += [name + end for end in ends]
-        names = longer
-    return names
+    start, *rest = re.split(r"\{(\d{1,9})\.\.(\d{1,9})\}", pattern, maxsplit=1)
+    if not rest:
+        return [pattern]
+    first, last, end = rest
+    width = len(first) if first.startswith("0") else 1
+    numbers = range(int(first), int(last) + 1)
+    ends = braces(end, key)
+    if len(numbers) * len(ends) > MOST_SHARDS:
+        raise UserError(f"{key}: {pattern[:200]} must name at most {MOST_SHARDS:,} shards")
+    return [f"{start}{number:0{width}d}{end}" for number in numbers for end in ends]
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
@@ -348,24 +313,64 @@ def index(shard: str, label: str, key: str) -> Shard:
 
 def _read(shard: str, label: str, key: str) -> Shard:
     """What a shard holds, from its headers and its labels; arguments and errors as of :func:`index`."""
-    content = Shard([], [], [], {})
     left_out: Counter[str] = Counter()
+    content = Shard([], [], [], left_out)
+    ending, _, field = label.partition(".")
+    kinds: set[str] = set()
     with open_regular(shard, LARGEST_DATA) as stream:
         for name, members in _members(shard, key).items():
-            pictures = [ending for ending in members if f".{ending}".endswith(IMAGE_SUFFIXES)]
+            pictures = [kind for kind in members if f".{kind}".endswith(IMAGE_SUFFIXES)]
             if len(pictures) > 1:
                 raise UserError(
                     f"{key}: {name} in {shard} has several pictures: {', '.join(pictures)}"
                 )
             if not pictures:
-                others = [f".{ending}" for ending in members if ending not in LABELS]
+                others = [f".{kind}" for kind in members if kind not in LABELS]
                 left_out.update(others or ["no picture"])
                 continue
+            kinds |= members.keys()
+            found = ""
+            if ending in members:
+                start, size = members[ending]
+                stream.seek(start)
+                found = _label(
+                    stream.read(min(size, MAX_LABEL)), field, f"{ending} of {name} in {shard}"
+                )
             content.names.append(f"{name}.{pictures[0]}")
             content.places.append([*members[pictures[0]]])
-            content.labels.append(_label(stream, members, label, f"{name} in {shard}"))
-    content.left_out.update(left_out)
+            content.labels.append(found)
+    if kinds and ending not in kinds | {"none"}:
+        raise UserError(
+            f"data.source.label: no sample of {shard} has '{ending}' (they have {', '.join(sorted(kinds))[:120]}); "
+            "data.source.label=cls, txt, json.FIELD or none says which"
+        )
     return content
+
+
+def _label(content: bytes, field: str, where: str) -> str:
+    """A sample's label from the member that has it, "" for an empty one; ``field``: of JSON.
+
+    Raises:
+        UserError: it is no text, no JSON, has no such field, or one of several labels; names ``where``.
+    """
+    try:
+        found: Any = content.decode().strip()
+        if field:
+            found = json_of(found)
+    except ValueError as error:
+        raise UserError(f"data.source.label: the {where} can't be read") from error
+    if field and isinstance(found, dict):
+        if field not in found:
+            has = ", ".join(found)[:120]
+            raise UserError(
+                f"data.source.label: the {where} has no '{field}'; it has {has} (data.source.label=json.FIELD)"
+            )
+        found = found[field]
+    if isinstance(found, list | dict):
+        raise UserError(
+            f"data.source.label: the {where} holds no single label, but {type(found).__name__}"
+        )
+    return "" if found is None else str(found)
 
 
 def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
@@ -378,65 +383,16 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     """
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     shard_size = Path(shard).stat().st_size
-    with opened(Path(shard), key, compressed=False) as files:
-        for member, _ in files:
-            folder, slash, file_name = member.name.rpartition("/")
-            stem, _, ending = file_name.partition(".")
-            if not stem or not ending:
+    with opened(Path(shard), key, compressed=False) as tar:
+        for member in members_of(tar):
+            found = re.fullmatch(r"((?:.*/)?[^/.]+)\.([^/]+)", member.name, re.DOTALL)
+            if found is None or member.issparse() or not member.isreg():
                 continue
-            end = member.offset_data + member.size
-            if end > shard_size or member.size > MAX_BYTES:
+            if member.offset_data + member.size > shard_size or member.size > MAX_BYTES:
                 raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
-            sample = f"{folder}{slash}{stem}"
-            members = samples.setdefault(sample, {})
-            kind = ending.lower()
+            members = samples.setdefault(found[1], {})
+            kind = found[2].lower()
             if kind in members:
                 raise UserError(f"{key}: {shard} holds {member.name} twice")
             members[kind] = member.offset_data, member.size
     return samples
-
-
-def _label(
-    shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, where: str
-) -> str | None:
-    """A sample's label as text; None where it has none.
-
-    Args:
-        shard: open.
-        members: offset and size in it, by ending.
-        label: the setting: ``cls``, ``txt``, ``json.FIELD``, ``auto`` or ``none``.
-        where: the sample, for messages.
-
-    Raises:
-        UserError: the label's file is no text, no JSON, has no such field, or one of several labels.
-    """
-    if label == "none":
-        return None
-    without_field = ""  # what a json holds in place of the field
-    for kind in ("cls", "json.label", "txt") if label == "auto" else (label,):
-        ending, _, field = kind.partition(".")
-        if ending not in members:
-            continue
-        start, size = members[ending]
-        shard.seek(start)
-        try:
-            text = shard.read(min(size, MAX_LABEL)).decode().strip()
-            content: Any = json_of(text) if field else text
-        except ValueError as error:
-            raise UserError(f"data.source.label: the {ending} of {where} can't be read") from error
-        if field and isinstance(content, dict):
-            without_field = ", ".join(content)[:120]
-            content = content.get(field)
-        if isinstance(content, list | dict):
-            raise UserError(
-                f"data.source.label: the json of {where} holds no single label, but {type(content).__name__}"
-            )
-        if content is not None:
-            return str(content) or None
-    if without_field:
-        field = label.partition(".")[2] or "label"
-        raise UserError(
-            f"data.source.label: the json of {where} has no '{field}'; it has {without_field} "
-            "(data.source.label=json.FIELD)"
-        )
-    return None

@@ -59,10 +59,11 @@ def test_a_table_beside_pictures_names_their_folder_and_the_columns(tmp_path: Pa
     picture(pictures / "a1.png")
     folders = [str(tmp_path), str(pictures)]
     start = f"data.source={table} data.source.image_dir={pictures}"
+    id_ends, ends = "data.source.path_column=id data.source", "data.source.ending=.png"
     found = {
-        "id,breed\na1,pug\n": f"{start} data.source.path_column=id data.source.label_column=breed",
+        "id,breed\na1,pug\n": f"{start} {id_ends}.label_column=breed {ends}",
         "path,label\na1.png,pug\n": start,
-        "breed,image,year\npug,a1,2020\n": f"{start} data.source.path_column=image data.source.label_column=NAME",
+        "breed,image,year\npug,a1,2020\n": f"{start} data.source.path_column=image data.source.label_column=NAME {ends}",
         "path,label\nb1.png,pug\n": f"data.source={table} data.source.image_dir=FOLDER",
         "": f"data.source={table} data.source.image_dir=FOLDER",
     }
