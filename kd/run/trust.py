@@ -23,7 +23,7 @@ from kd.config.parts import Listed
 from kd.errors import UserError
 from kd.machine import cache_dir, shipped
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
-from kd.storage.writing import make_folder, write_private
+from kd.storage.writing import make_folder, write_bytes
 
 ALL = "*"
 """In place of names: every file is one's own, or ``--trust`` was given."""
@@ -262,7 +262,7 @@ def remember_made(content: bytes) -> None:
     note = _note(hashlib.sha256(content).hexdigest())
     make_folder(note.parent)
     note.parent.chmod(0o700)
-    write_private(note, b"")
+    write_bytes(note, b"", private=True)
 
 
 def made_here(file: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_DATA, regular
@@ -18,8 +18,6 @@ MAX_EXTENSION = 2**16  # bytes of a header that names the next member
 MOST_EXTENSIONS = 8  # in a row: the library calls itself for each
 OF_AN_ARCHIVE = (tarfile.TarError, ValueError, OverflowError, EOFError, zlib.error, LZMAError)
 """Errors that the library raises for damaged archives."""
-
-File = tuple[tarfile.TarInfo, IO[bytes]]
 
 
 def _bounded() -> type[tarfile.TarInfo]:
@@ -36,10 +34,7 @@ def _bounded() -> type[tarfile.TarInfo]:
             """
             nonlocal in_a_row
             header = super().frombuf(buf, encoding, errors)
-            if header.type in EXTENSIONS:
-                in_a_row = in_a_row + 1
-            else:
-                in_a_row = 0
+            in_a_row = in_a_row + 1 if header.type in EXTENSIONS else 0
             # ReadError: the library takes a HeaderError after the first member for the end of the archive
             if header.size < 0:
                 raise tarfile.ReadError("a member's size is negative")
@@ -53,18 +48,7 @@ def _bounded() -> type[tarfile.TarInfo]:
 
 
 @contextmanager
-def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
-    """The regular files of an archive, each with its content; links, devices and sparse files are left out.
-
-    Yields an iterator of (header, open content) in the archive's order, for use inside the ``with`` alone. Arguments and
-    errors as of :func:`_read`.
-    """
-    with _read(archive, key, compressed) as tar:
-        yield _files(tar)
-
-
-@contextmanager
-def _read(archive: Path, key: str, compressed: bool) -> Iterator[tarfile.TarFile]:
+def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[tarfile.TarFile]:
     """An archive, open. Damage is noticed while it is read: errors of :data:`OF_AN_ARCHIVE` in the ``with`` count as the
     archive's, whoever raised them.
 
@@ -89,13 +73,11 @@ def _read(archive: Path, key: str, compressed: bool) -> Iterator[tarfile.TarFile
     except (*OF_AN_ARCHIVE, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        if compressed:
-            raise UserError(f"{start} is not a tar file ({error})") from error
-        hint = "a compressed one must be unpacked"
-        raise UserError(f"{start} is not a plain tar file ({error}); {hint}") from error
+        plain, hint = ("", "") if compressed else ("plain ", "; a compressed one must be unpacked")
+        raise UserError(f"{start} is not a {plain}tar file ({error}){hint}") from error
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def members_of(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The headers of an archive; raises a ReadError at a member that ends before it begins."""
     end = 0
     for member in tar:
@@ -103,16 +85,6 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise tarfile.ReadError(f"{member.name[:80]!r} ends before it begins")
         end = tar.offset
         yield member
-
-
-def _files(tar: tarfile.TarFile) -> Iterator[File]:
-    """The regular files of an archive with their open contents; folders, links, devices and sparse files are left out."""
-    for member in _members(tar):
-        content = None
-        if member.isreg() and not member.issparse():
-            content = tar.extractfile(member)
-        if content is not None:
-            yield member, content
 
 
 def unpack(archive: Path, into: Path) -> None:
@@ -128,8 +100,8 @@ def unpack(archive: Path, into: Path) -> None:
         OSError: the disk's errors, also where two names in it can't lie side by side (``a`` and ``a/b``).
     """
     into.mkdir(parents=True, exist_ok=True)
-    with _read(archive, "", compressed=True) as tar:
-        for member in _members(tar):
+    with opened(archive) as tar:
+        for member in members_of(tar):
             if member.size > shutil.disk_usage(into).free:
                 raise UserError(
                     f"{archive}: '{member.name}' in it has more bytes than {into} has room for"

@@ -7,9 +7,8 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 DIGEST = r"[0-9a-f]{8,64}"
@@ -65,6 +64,7 @@ PARTS = {
         rf"fetched/{DIGEST}", "copies from an object store", "downloaded again when needed"
     ),
     "lists": Part(rf"lists/{DIGEST}", "names of pictures, of runs that were killed", "nothing"),
+    "datasets": Part(rf"datasets/{DIGEST}", "tables of local data sets", "made again when needed"),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
@@ -112,31 +112,24 @@ def entries_of(cache: Path) -> list[Entry]:
     Args:
         cache: :func:`kd.machine.cache_dir`; it need not exist.
     """
-    entries: dict[str, Entry] = {}  # by path relative to the cache
-    locks: dict[str, Entry] = {}
-    for path in sorted(_candidates(cache)):
+    entries = []
+    root = cache.resolve()
+    for path in sorted(path for depth in ("*", "*/*", "*/*/*") for path in cache.glob(depth)):
         relative = path.relative_to(cache).as_posix()
-        for name, part in PARTS.items():
-            if re.fullmatch(part.pattern, relative):
-                entry = Entry(path, name, *size_and_time(path))
-                if name == "locks":
-                    locks[relative] = entry
-                else:
-                    entries[relative] = entry
-    for relative, lock in locks.items():
-        locked, _, _ = relative.rpartition(".")
-        places = (locked, f"{locked}.part")
-        held = is_held(lock.path)
-        for place in places:
-            if held and place in entries:
-                entries[place] = replace(entries[place], is_held=True)
-        beside = next((place for place in places if place in entries), None)
-        if beside is not None:
-            entry = entries[beside]
-            entries[beside] = replace(entry, locks=(*entry.locks, lock.path))
-        elif not held:
-            entries[relative] = lock
-    return list(entries.values())
+        if path.resolve() != root / relative:  # a link, or below one
+            continue
+        name = next((n for n, part in PARTS.items() if re.fullmatch(part.pattern, relative)), None)
+        if name is None:
+            continue
+        lock = cache / f"{relative.removesuffix('.part')}.lock"
+        locks = (lock,) if lock.is_file() else ()
+        held = any(map(is_held, locks))
+        if name == "locks":
+            locked = path.with_suffix("")
+            if locked.exists() or Path(f"{locked}.part").exists() or is_held(path):
+                continue
+        entries.append(Entry(path, name, *size_and_time(path), locks, held))
+    return entries
 
 
 def is_held(lock: Path) -> bool:
@@ -157,19 +150,6 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def _candidates(cache: Path) -> Iterator[Path]:
-    """All files and folders down to three levels below the cache that are no links, nor below one."""
-    for folder, names, files in os.walk(cache):
-        depth = len(Path(folder).relative_to(cache).parts)
-        names[:] = [name for name in names if not Path(folder, name).is_symlink()]
-        for name in [*names, *files]:
-            path = Path(folder, name)
-            if not path.is_symlink():
-                yield path
-        if depth == 2:
-            names.clear()
-
-
 def size_and_time(path: Path) -> tuple[int, float]:
     """Bytes of the regular files at or below a path, and the newest Unix time (seconds) that one was written or read.
 
@@ -180,16 +160,13 @@ def size_and_time(path: Path) -> tuple[int, float]:
     """
     size = 0
     newest = 0.0
-    paths = [path]
-    for folder, _, names in os.walk(path):  # passes over folders that go meanwhile
-        paths += [Path(folder, name) for name in names]
-    for file in paths:
+    paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    for file in (path, *paths):
         with suppress(FileNotFoundError):
             status = file.lstat()
             if stat.S_ISREG(status.st_mode):
                 size += status.st_size
                 newest = max(newest, status.st_mtime, status.st_atime)
-    if not newest:
-        with suppress(FileNotFoundError):
-            newest = path.lstat().st_mtime
+    with suppress(FileNotFoundError):
+        newest = newest or path.lstat().st_mtime
     return size, newest

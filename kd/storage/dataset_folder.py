@@ -100,10 +100,13 @@ def _front_matter(file: Path, text: str) -> str:
 def _check_configuration(file: Path, content: object) -> None:
     """Checks a card's ``configs`` and what a data set says of its classes; a RefusedFile of ``file``."""
     for key, value in _values(content):
-        if key == "num_classes" and isinstance(value, int) and value > LARGEST_CLASSES:
-            raise refused_file(file, f"num_classes must be <= {LARGEST_CLASSES}, got {value}")
-        if ID.fullmatch(key) and (len(key) > LONGEST_ID or int(key) > LARGEST_CLASSES):
-            raise refused_file(file, f"a class's id must be <= {LARGEST_CLASSES}, got {key[:80]}")
+        is_count = key == "num_classes" and isinstance(value, int) and value > LARGEST_CLASSES
+        if is_count or (
+            ID.fullmatch(key) and (len(key) > LONGEST_ID or int(key) > LARGEST_CLASSES)
+        ):
+            what = "num_classes" if is_count else "a class's id"
+            got = value if is_count else key
+            raise refused_file(file, f"{what} must be <= {LARGEST_CLASSES}, got {got!s:.80}")
     configs = content.get("configs") if isinstance(content, dict) else None
     for config in configs if isinstance(configs, list) else ():
         unknown = set(config) - KEYS if isinstance(config, dict) else {"configs"}
@@ -114,11 +117,9 @@ def _check_configuration(file: Path, content: object) -> None:
         places = {name: config.get(name) for name in ("data_files", "data_dir")}
         for key, value in _values(places):
             text = str(value)
-            parts = Path(text).parts
-            begins_outside = parts[:1] in (("/",), ("~",))
-            leads_out = begins_outside or "://" in text or ".." in parts
+            leads_out = text[:1] in ("/", "~") or "://" in text or ".." in Path(text).parts
             if key != "split" and leads_out:
-                raise refused_file(file, f"{value!s:.80} leads out of the folder")
+                raise refused_file(file, f"{text:.80} leads out of the folder")
 
 
 def _values(tree: object, key: str = "") -> Iterator[tuple[str, object]]:

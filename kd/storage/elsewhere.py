@@ -48,6 +48,7 @@ LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for eac
 LONGEST_NUMBER, LONGEST_KEY = 100, 18
 """Characters of a number in YAML, and of a whole one that is a key: the time for numbers to the base of 60 grows with
 the square of their length, and that for keys of equal hashes with the square of their count."""
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 
@@ -69,44 +70,36 @@ class BoundedLoader(yaml.SafeLoader):
         """The document, with each alias counted as what it stands for.
 
         Raises:
-            ComposerError: more than :data:`NODES` values, or a dotted key of more than :data:`LONGEST_NAME` characters.
+            ComposerError: more than :data:`NODES` values, a dotted key of more than :data:`LONGEST_NAME` characters, or a
+                number that is longer than :data:`LONGEST_NUMBER`, as a key than :data:`LONGEST_KEY`.
         """
         root = super().get_single_node()
         count = 0
-        waiting = [] if root is None else [(root, 0)]  # with the characters of its dotted key
+        waiting = (
+            [] if root is None else [(root, 0, LONGEST_NUMBER)]
+        )  # with the characters of its dotted key
         while waiting:
-            node, above = waiting.pop()
+            node, above, longest = waiting.pop()
+            problem = ""
             if above > LONGEST_NAME:
                 problem = f"a dotted key has more than {LONGEST_NAME} characters"
+            elif node.tag in NUMBERS and len(node.value) > longest:
+                problem = f"a number of {len(node.value)} characters, at most {longest} are read"
+            if problem:
                 raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
             inner = []
             if isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
-                    inner += [(key, above), (value, above + 1 + len(key.value))]
+                    inner.append((key, above, LONGEST_KEY))
+                    inner.append((value, above + 1 + len(key.value), LONGEST_NUMBER))
             elif isinstance(node, yaml.SequenceNode):
-                inner = [(value, above) for value in node.value]
+                inner = [(value, above, LONGEST_NUMBER) for value in node.value]
             else:
                 count += len(node.value) // TEXT_OF_A_VALUE
             count += len(inner)
             _check_count(count)
             waiting += inner
         return root
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """The value of a node; a ConstructorError for a number that is longer than :data:`LONGEST_NUMBER`."""
-        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-        if is_number and len(node.value) > LONGEST_NUMBER:
-            length = f"a number of {len(node.value)} characters, at most {LONGEST_NUMBER} are read"
-            raise yaml.constructor.ConstructorError(None, None, length, node.start_mark)
-        return super().construct_object(node, deep)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; a ConstructorError for a whole number as a key that is longer than :data:`LONGEST_KEY`."""
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:int" and len(key.value) > LONGEST_KEY:
-                length = f"a key is a number of {len(key.value)} characters, at most {LONGEST_KEY} are read"
-                raise yaml.constructor.ConstructorError(None, None, length, key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _check_count(count: int) -> None:

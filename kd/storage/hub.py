@@ -66,18 +66,13 @@ def check_dataset(path: str, key: str) -> None:
 def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
     given = os.environ.get("HF_DATASETS_CACHE")
-    home = Path(constants.HF_HOME, "datasets")
-    if given:
-        home = Path(given)
-    wanted = _letters(path)
+    home = Path(given or f"{constants.HF_HOME}/datasets")
     hub = Path(constants.HF_HUB_CACHE)
-    for folder, name in ((home, wanted), (hub, f"datasets{wanted}")):
-        if not folder.is_dir():
-            continue
-        for entry in folder.iterdir():
-            if _letters(entry.name) == name:
-                return True
-    return False
+    names = [entry.name for entry in home.glob("*")]
+    for entry in hub.glob("datasets--*"):
+        name = entry.name.removeprefix("datasets--")
+        names.append(name)
+    return _letters(path) in map(_letters, names)
 
 
 def _letters(name: str) -> str:

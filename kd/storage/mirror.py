@@ -9,12 +9,11 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from kd.errors import UserError, first_line
+from kd.errors import first_line
 from kd.storage.checkpoints import PREVIOUS
-from kd.storage.objects import file_system, tried
-from kd.storage.run_urls import LATEST, Copies, state_of
+from kd.storage.objects import file_system, in_one_line, size_in, state_of_object, tried
+from kd.storage.run_urls import LATEST, Copies
 
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
@@ -47,17 +46,17 @@ class Mirror:
         self.files, self.root = file_system(self.url, key)
         self.sent_bytes = 0
         self.sent_files = 0
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Size and time of each file of the run, as it was sent."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = ""  # why nothing more is sent
         self._reported: set[str] = set()  # problems, in words
         probe = f"{self.root}/.kd-{socket.gethostname()}-{os.getpid()}"
-        try:
+        with in_one_line(f"{key}: {self.url} can't be written"):
             tried(lambda: self.files.pipe_file(probe, b""), "no file can be written there")
-            with suppress(Exception):  # who may write may not be allowed to delete
-                self.files.rm_file(probe)
-        except OSError as error:
-            raise UserError(f"{key}: {self.url} can't be written: {first_line(error)}") from error
+        with suppress(Exception):  # who may write may not be allowed to delete
+            self.files.rm_file(probe)
 
     def numbers(self, recipe: str) -> list[int]:
         """Numbers of a recipe's runs in the store, unsorted, for the next run to take a larger one; [] without runs.
@@ -65,13 +64,12 @@ class Mirror:
         Runs that have a name instead of a number are left out. An OSError where the store can't be read.
         """
         self.files.invalidate_cache()
-        folder = f"{self.root}/{recipe}"
-        try:
-            paths = tried(lambda: self.files.ls(folder, detail=False), f"{self.url} can't be read")
-        except FileNotFoundError:
-            return []
-        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        return [int(name) for name in names if name.isdecimal()]
+        list_runs = partial(self.files.ls, f"{self.root}/{recipe}", detail=False)
+        with suppress(FileNotFoundError):
+            paths = tried(list_runs, f"{self.url} can't be read")
+            names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+            return [int(name) for name in names if name.isdecimal()]
+        return []
 
     def claim(self, recipe: str, name: str) -> None:
         """Takes a run's name, before any other machine does.
@@ -81,9 +79,9 @@ class Mirror:
             OSError: the store can't be written.
         """
         path = f"{self.root}/{recipe}/{name}"
+        if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
+            raise FileExistsError(path)
         try:
-            if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
-                raise FileExistsError(path)
             self.files.pipe_file(f"{path}/{CLAIM}", socket.gethostname().encode(), mode="create")
         except OSError:
             raise
@@ -152,28 +150,28 @@ class Mirror:
                 problem = first_line(error)
                 if problem not in self._reported:
                     self._reported.add(problem)
-                    command = "kd-train" if self.of_kd else "kd.Monitor"
                     then = "" if self._lost else "; the upload is tried again"
-                    print(f"{command}: warning: {problem}{then}", file=sys.stderr)
+                    print(f"{self.key}: warning: {problem}{then}", file=sys.stderr)
 
     def _changed(self) -> list[str]:
-        """Names of files that the store lacks, or has in another state, by the notes, in the order to send them.
+        """Names of files that have changed since they were sent by this process; ``last.ckpt`` is the last: a machine that
+        resumes cuts records that are newer but can't make what is missing.
 
-        Without links, hidden files and unfinished ones (``.part``). A checkpoint that others replace comes before the one
-        that replaces it, and last.ckpt after the records of its steps: a machine that resumes cuts what is newer but
-        can't make what is missing.
+        Without links, hidden files, unfinished ones (``.part``), and the previous checkpoint, which is for a ``last.ckpt``
+        that was cut: a store replaces a file whole.
         """
         names = []
         for path in self.folder.rglob("*"):
-            is_unfinished = path.name.startswith(".") or path.name.endswith(".part")
-            if is_unfinished or path.is_symlink() or not path.is_file():
-                continue
             name = path.relative_to(self.folder).as_posix()
+            is_left_out = (
+                path.name.startswith(".") or path.suffix == ".part" or path.name == PREVIOUS
+            )
+            if is_left_out or path.is_symlink() or not path.is_file():
+                continue
             with suppress(OSError):  # gone, or replaced at this moment
-                if name not in self._copies.known or self._copies.changed_here(name):
+                if self._sent.get(name) != _state_here(path):
                     names.append(name)
-        before = f"checkpoints/{PREVIOUS}"
-        return sorted(names, key=lambda name: (name == LATEST, not name.startswith(before), name))
+        return sorted(names, key=lambda name: (name == LATEST, name))
 
     def _send(self) -> None:
         """Uploads the files that have changed since they were last sent; the first time also ``latest`` and those beside.
@@ -204,55 +202,51 @@ class Mirror:
     def _upload(self, file: Path, name: str) -> None:
         """Sends one file, whole; one that changes or goes meanwhile is left for the next time.
 
-        It is noted beforehand, so that an upload which was killed still counts as this machine's. The previous checkpoint
-        is copied in the store where it was the last one there.
+        It is noted beforehand, so that an upload which was killed still counts as this machine's.
 
         Raises:
             OSError: the store has another size of it, though the file is unchanged here, or can't be reached.
         """
-        copies = self._copies
-        path = f"{self.root}/{self.place}/{name}"
-        latest = copies.known.get(LATEST, {})
+        put = partial(self.files.put_file, str(file), f"{self.root}/{self.place}/{name}")
         try:
-            state = state_of(file)
-            is_there = name.endswith(PREVIOUS) and latest.get("here") == state
-            copies.note(name, None, None)
-
-            def put() -> None:
-                """One try; a copy that the store can't make is sent from here."""
-                if is_there:
-                    with suppress(Exception):
-                        return self.files.cp_file(f"{self.root}/{self.place}/{LATEST}", path)
-                return self.files.put_file(str(file), path)
-
+            here = _state_here(file)
+            self._copies.note(name)
             tried(put, f"{self.url}: {name} can't be written")
         except FileNotFoundError:  # gone from this disk, or the bucket is
             if file.exists():
                 raise
             return
-        in_store = self._info(name) or {"size": None}
-        if in_store["size"] == state[0]:
-            copies.note(name, state, in_store)
-            self.sent_bytes += state[0]
+        there = self._state(name)
+        size, _ = here
+        if size_in(there) == size:
+            self._copies.note(name, there)
+            self._sent[name] = here
+            self.sent_bytes += size
             self.sent_files += 1
-        elif file.is_file() and state_of(file) == state:
-            raise OSError(f"{self.url}: {name} has {in_store['size']} bytes there, {state[0]} here")
+        elif file.is_file() and _state_here(file) == here:
+            raise OSError(f"{self.url}: {name} has {size_in(there)} bytes there, {size} here")
 
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
         copies = self._copies
-        in_store = self._info(LATEST) if copies.there(LATEST) else None
-        if in_store is not None and not copies.is_ours(LATEST, in_store):
+        there = self._state(LATEST) if copies.there.get(LATEST) else ""
+        if there and not copies.is_ours(LATEST, there):
             self._lost = f"{copies.url}: another machine trains there; nothing more is sent from {self.folder}"
         if self._lost:
             raise OSError(self._lost)
 
-    def _info(self, name: str) -> dict[str, Any] | None:
-        """What the store says of a file of the run now, as fsspec has it; None where it has none."""
+    def _state(self, name: str) -> str:
+        """The state of a file of the run in the store now; "" where it has none."""
         self.files.invalidate_cache()
         path = f"{self.root}/{self.place}/{name}"
         with suppress(FileNotFoundError):
-            return dict(
+            return state_of_object(
                 tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back")
             )
-        return None
+        return ""
+
+
+def _state_here(file: Path) -> tuple[int, int]:
+    """Size of a file in bytes, and the time of its last change in nanoseconds."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from kd.errors import UserError, first_line, needs_extra
 from kd.machine import cache_dir
-from kd.storage.elsewhere import LARGEST, LARGEST_LIST, bytes_of, inside, plain_name, too_large
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from kd.storage.elsewhere import LARGEST, bytes_of, inside, plain_name, too_large
 
 TRIES = 6
 """A request that fails is made so often."""
@@ -32,7 +29,6 @@ LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and wher
 STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
 SUM = 4  # bytes at the end of a copy: its checksum
 LONGEST_NAME = 1000  # bytes of a file that names a run
-TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf"),
@@ -134,16 +130,14 @@ def fetched(url: str, key: str) -> Path:
             raise UserError(
                 f"{key}: {url}: the server reports no size for it; download it and give its path"
             )
-        size = int(info["size"])
-        content_id = f"{url} {state_of_object(info)}".encode()
-        digest = hashlib.sha256(content_id).hexdigest()[:16]
-        folder = cache_dir() / "fetched" / digest
-        _, _, name = url.rpartition("/")
-        file = inside(folder, name, key)
+        state = state_of_object(info)
+        digest = hashlib.sha256(f"{url} {state}".encode()).hexdigest()
+        folder = cache_dir() / "fetched" / digest[:16]
+        file = inside(folder, url.rpartition("/")[2], key)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # one of all processes fetches it
-            if not file.is_file() or file.stat().st_size != size:
-                fetch_whole(files.get_file, path, file, size)
+            if not file.is_file() or file.stat().st_size != size_in(state):
+                fetch_whole(url, file, size_in(state))
         return file
 
 
@@ -168,12 +162,11 @@ def in_one_line(start: str, missing: str = "") -> Iterator[None]:
         raise UserError(f"{start}: {reason}") from error
 
 
-def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
-    """Copies a file of a store to the local disk, by ``get_file`` of its file system: whole or not at all.
+def fetch_whole(url: str, file: Path, size: int) -> None:
+    """Copies a file of a store to the local disk: whole or not at all.
 
     Args:
-        get: the store's own way, ``get_file`` of its file system.
-        path: of the file there.
+        url: of the file.
         file: its path here, in a folder that exists; replaced at the end. One process at a time may fetch it: callers
             hold a lock.
         size: that it has there, in bytes.
@@ -183,11 +176,12 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
         OSError: all tries have failed.
     """
     part = file.with_name(f"{file.name}.part")
+    files, path = file_system(url)
 
     def attempt() -> None:
         """One try: fetches the whole file to ``part``; raises OSError where its size differs."""
         part.unlink(missing_ok=True)  # a link in its place would be followed
-        get(path, str(part))
+        files.get_file(path, str(part))
         if part.stat().st_size != size:
             raise OSError(f"received {part.stat().st_size} of {size} bytes")
 
@@ -303,10 +297,9 @@ class Ranged:
         blocks = []
         for number in range(first, last + 1):
             start = number * self.block
-            left = self.sizes[name] - start
-            count = min(self.block, left)
-            end = start + count
-            fetch = partial(_range, self.url, name, start, end, count)
+            end = min(start + self.block, self.sizes[name])
+            count = end - start
+            fetch = partial(range_of, f"{self.url}/{name}", start, end, count)
             block = self.cache.get(f"{name}/{number:08d}", fetch, count)
             blocks.append(block)
         data = b"".join(blocks)
@@ -314,15 +307,8 @@ class Ranged:
         return data[start : start + size]
 
 
-def _range(folder: str, name: str, start: int, end: int, expected: int) -> bytes:
-    """The bytes ``start`` to ``end`` of a file in a store.
-
-    Args:
-        folder: URL.
-        name: of the file, relative to the folder.
-        start: first byte.
-        end: the byte after the last.
-        expected: how many bytes there are.
+def range_of(url: str, start: int, end: int, expected: int) -> bytes:
+    """The bytes ``start`` to ``end`` of a file in a store, by one request.
 
     Raises:
         FileNotFoundError: no such file.
@@ -331,35 +317,26 @@ def _range(folder: str, name: str, start: int, end: int, expected: int) -> bytes
 
     def fetch() -> bytes:
         """One try."""
-        files, path = file_system(folder)
-        file = f"{path}/{name}"
-        data: bytes = files.cat_file(file, start=start, end=end)
-        count = len(data)
-        if count != expected:
-            received = "more than the listed"
-            if count < expected:
-                received = f"{count} of"
-            raise OSError(f"received {received} {expected} bytes")
+        files, path = file_system(url)
+        data: bytes = files.cat_file(path, start=start, end=end)
+        if len(data) != expected:
+            raise OSError(f"received {len(data)} bytes, {expected} are listed")
         return data
 
-    return tried(fetch, f"{folder}/{name} can't be fetched")
+    return tried(fetch, f"{url} can't be fetched")
 
 
 def _used(file: Path, size: int) -> bytes:
-    """The content of a copy without its checksum; an OSError where it is missing, damaged or of another size.
+    """The content of a copy, ``size`` bytes without its checksum; it counts as used now.
 
-    It counts as used now: its time of change is set, once in :data:`TOUCH_S` at most.
-
-    Args:
-        file: the copy.
-        size: bytes of the content that it must have.
+    Raises:
+        OSError: it is missing, damaged or of another size.
     """
     with file.open("rb") as stream:
         data = stream.read(size)
-        if stream.read(SUM + 1) != _sum(data) or len(data) != size:
+        if len(data) != size or stream.read() != _sum(data):
             raise OSError("it was cut, or has changed since it was fetched")
-        if time.time() - os.fstat(stream.fileno()).st_mtime > TOUCH_S:
-            os.utime(stream.fileno())
+        os.utime(stream.fileno())
         return data
 
 
@@ -382,21 +359,20 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
         UserError: it can't be listed, or the list has no sizes (a web server's).
     """
     files, path = file_system(url, key)
-
-    def find() -> dict[str, dict[str, object]]:
-        """One try: the files below ``path`` with what the store says of each, never from the library's own cache."""
-        files.invalidate_cache()  # else a second listing repeats the first
-        try:
-            return dict(files.find(path, maxdepth=None if below else 1, detail=True))
-        finally:
-            files.invalidate_cache()
-
+    if url.startswith(("http://", "https://")):
+        raise UserError(
+            f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store"
+        )
+    files.invalidate_cache()  # else a second listing repeats the first
+    depth = None if below else 1
     try:
-        infos = tried(find, f"{url} can't be listed")
+        infos = tried(lambda: files.find(path, depth, detail=True), f"{url} can't be listed")
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
+    finally:
+        files.invalidate_cache()
     start = len(path.rstrip("/")) + 1
     states = {}
     for full_name, info in infos.items():
@@ -431,58 +407,39 @@ def size_in(state: str) -> int:
     return int(digits[0] or 0) if digits else 0
 
 
-def whole_file(url: str, size: int) -> bytes:
-    """A file's content, by one request; an empty file needs none.
-
-    Args:
-        url: of the file.
-        size: that it had when it was listed.
-
-    Raises:
-        FileNotFoundError: the file is gone.
-        OSError: it can't be fetched, or has another size now.
-    """
-    folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
-    # one byte more: has it grown?
-    return _range(folder, url[len(folder) + 1 :], 0, size + 1, size) if size else b""
-
-
-def content_of(url: str, key: str) -> bytes:
-    """The content of a list of pictures, or another file that was not listed.
-
-    Args:
-        url: of the file.
-        key: the configuration key that named it.
-
-    Raises:
-        UserError: it is missing, has more than ``LARGEST_LIST`` bytes, or can't be fetched.
-    """
-    files, path = file_system(url, key)
-    files.invalidate_cache()
-    with in_one_line(key, url):
-        return small_file(files, path, f"{url} can't be read", LARGEST_LIST)
-
-
-def small_file(files: "AbstractFileSystem", path: str, what: str, largest: int = LARGEST) -> bytes:
-    """A file's content, from a file system of fsspec's.
-
-    Args:
-        files: of :func:`file_system`.
-        path: of the file in it.
-        what: the beginning of the message where the store does not answer.
-        largest: in bytes.
+def small_file(url: str, largest: int = LARGEST) -> bytes:
+    """The content of a file at a URL, or of a regular file of this machine.
 
     Raises:
         RefusedFile: it has more than ``largest`` bytes; an OSError and a UserError.
         FileNotFoundError: no such file.
         OSError: all tries have failed.
     """
+    files, path = file_system(url)
     if "file" in files.protocol:  # this machine's, where a pipe may have the name
         return bytes_of(path, largest)
-    content: bytes = tried(lambda: files.cat_file(path, start=0, end=largest + 1), what)
+    files.invalidate_cache()
+    read = partial(files.cat_file, path, start=0, end=largest + 1)
+    content: bytes = tried(read, f"{url} can't be read")
     if len(content) > largest:
         raise too_large(path, len(content), largest)
     return content
+
+
+def name_in(url: str, key: str) -> str:
+    """The name of a run that a file beside the runs holds: ``latest``, or a job's marker.
+
+    Args:
+        url: of the file.
+        key: by which the user has given it, for messages.
+
+    Raises:
+        FileNotFoundError: no such file.
+        OSError: it can't be read.
+        UserError: what it holds is no name of a folder.
+    """
+    content = small_file(url, LONGEST_NAME)
+    return plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
 
 
 def url_of_run(url: str, key: str) -> str:
@@ -498,9 +455,6 @@ def url_of_run(url: str, key: str) -> str:
     url = url.rstrip("/")
     if not url.endswith("/latest"):
         return url
-    files, path = file_system(url, key)
-    files.invalidate_cache()
+    file_system(url, key)  # refuses a protocol by the key
     with in_one_line(key, f"run {url}"):
-        content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
-    name = plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
-    return url.removesuffix("latest") + name
+        return url.removesuffix("latest") + name_in(url, key)

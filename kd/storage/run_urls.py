@@ -6,45 +6,30 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from filelock import FileLock
 
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
-from kd.storage.elsewhere import (
-    LARGEST_LOG,
-    LARGEST_WEIGHTS,
-    inside,
-    mapping_in,
-    mapping_of,
-    plain_name,
-    text_in,
-    too_large,
-)
+from kd.storage.elsewhere import inside, mapping_in, mapping_of, text_in
 from kd.storage.objects import (
-    LONGEST_NAME,
     fetch_whole,
-    file_system,
+    files_below,
     in_one_line,
     is_url,
+    name_in,
+    size_in,
     small_file,
-    state_of_object,
-    tried,
     url_of_run,
 )
 from kd.storage.shown import HIDDEN, without_secrets
 from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
-Info: TypeAlias = Mapping[str, Any]
-"""What a store says of a file, as fsspec has it."""
-MOST_FILES = 100_000  # of a run in a store
-# endings of a run's large files
-WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
 RUN_FILES = ("config.yaml", "summary.json", "student.safetensors")
 """Files of which a run's folder has one at least."""
+MOST_FILES = 100_000  # of a run in a store
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 
 
@@ -178,18 +163,13 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
     if not is_url(place):
         return
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
-    files, path = file_system(recipe, "runs_dir")
-    name = ""
     with in_one_line("runs_dir"), suppress(FileNotFoundError):
-        what = f"{recipe} can't be read"
-        content = small_file(files, f"{path}/{marker.name}", what, LONGEST_NAME)
-        name = plain_name(content.decode(errors="replace").strip(), recipe)
-        if not tried(lambda: files.exists(f"{path}/{name}/config.yaml"), what):
-            name = ""
-    if name:
+        name = name_in(f"{recipe}/{marker.name}", "runs_dir")
+        small_file(f"{recipe}/{name}/config.yaml")  # has the run been sent?
         fetched_run(f"{recipe}/{name}", "runs_dir", together=together)
         write_text(marker, name + "\n")
-    elif together:
+        return
+    if together:
         marker.unlink(missing_ok=True)
 
 
@@ -200,115 +180,54 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
         url: of the run, or of ``latest`` beside it.
         key: by which the user has given it, for messages.
         checkpoints: whether these are fetched too.
-        together: whether several machines resume the run (:func:`_to_fetch`).
+        together: whether several machines resume the run: what one of them has alone does not count.
 
     Returns:
         The folder, below the cache folder. As it is, without a look at the files in the store, where the run is being
         trained here, or where the store has nothing of it yet (not ``together``).
 
     Raises:
-        UserError: no such run, or it can't be fetched.
+        UserError: no such run, it can't be fetched, it has continued both here and from another machine, or this disk has
+            no room for it.
     """
     url = url_of_run(url, key)
-    files, path = file_system(url, key)
     folder = on_disk(url, key)
     if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
         return folder
+    there = files_below(url, key)
+    if "config.yaml" not in there:
+        if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
+            return folder
+        raise UserError(f"{key}: run {url} not found")
     with in_one_line(f"{key}: {url} can't be fetched"):
-        files.invalidate_cache()
-        infos = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
-        in_store = {full.removeprefix(f"{path}/"): info for full, info in infos.items()}
-        if "config.yaml" not in in_store:
-            if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
-                return folder
-            raise UserError(f"{key}: run {url} not found")
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
             copies = Copies(folder, url)
-            for name, info in _to_fetch(in_store, copies, key, checkpoints, together).items():
+            wanted = copies.lacking(there, key, checkpoints, together)
+            needed = sum(map(size_in, wanted.values()))
+            free = shutil.disk_usage(folder).free
+            if len(wanted) > MOST_FILES:
+                raise UserError(
+                    f"{key}: {url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
+                )
+            if needed > free:
+                raise UserError(
+                    f"{key}: {url} has {needed / 1e6:,.0f} MB to fetch, {folder} has room for {free / 1e6:,.0f} MB"
+                )
+            for name, state in wanted.items():
                 file = inside(folder, name, key)
                 make_folder(file.parent)
-                fetch_whole(files.get_file, f"{path}/{name}", file, int(info["size"]))
-                copies.note(name, state_of(file), info)
+                fetch_whole(f"{url}/{name}", file, size_in(state))
+                copies.note(name, state)
     return folder
 
 
-def _to_fetch(
-    in_store: Mapping[str, Info], copies: "Copies", key: str, checkpoints: bool, together: bool
-) -> dict[str, Info]:
-    """The files of a run that the store has in another state, by name, with what it says of each.
-
-    Args:
-        in_store: what the store says of each file, by name.
-        copies: what is known of both sides.
-        key: the setting, for messages.
-        checkpoints: fetch these, too. Hidden files are never fetched.
-        together: several machines resume the run: what one of them has alone does not count. Checkpoints that the
-            store lacks are deleted here, files that have changed here are fetched again.
-
-    Raises:
-        UserError: the run has continued here and from another machine, or no run is like it: too many files, one that is
-            too large to be read, or more bytes than this disk has room for.
-    """
-    if together and checkpoints:
-        for name in {LATEST, f"checkpoints/{PREVIOUS}"} - in_store.keys():
-            (copies.folder / name).unlink(missing_ok=True)
-    continued_here = checkpoints and not together and copies.changed_here(LATEST)
-    if continued_here and LATEST in in_store and not copies.is_ours(LATEST, in_store[LATEST]):
-        raise UserError(
-            f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
-            f"{copies.url}; remove the folder to resume from there"
-        )
-    wanted: dict[str, Info] = {}
-    for name, info in in_store.items():
-        is_left_out = name.startswith("checkpoints/") and not checkpoints
-        if is_left_out or name.rpartition("/")[2].startswith("."):
-            continue
-        changed = copies.changed_here(name)
-        fetched = (copies.folder / name).is_file() and copies.there(name) == state_of_object(info)
-        if together and changed:
-            fetched = False
-        elif continued_here and changed:
-            fetched = True
-        if not fetched:
-            wanted[name] = info
-    _check_room(wanted, copies, key)
-    return wanted
-
-
-def _check_room(wanted: Mapping[str, Info], copies: "Copies", key: str) -> None:
-    """Refuses, by a UserError, more files than a run has, a larger one than is read, and more than the disk has room for."""
-    if len(wanted) > MOST_FILES:
-        raise UserError(
-            f"{key}: {copies.url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
-        )
-    for name, info in wanted.items():
-        largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
-        if int(info["size"]) > largest:
-            raise UserError(
-                f"{key}: {too_large(f'{copies.url}/{name}', int(info['size']), largest)}"
-            )
-    free = shutil.disk_usage(copies.folder).free
-    needed = sum(int(info["size"]) for info in wanted.values())
-    if needed > free:
-        raise UserError(
-            f"{key}: {copies.url} has {needed / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
-            f"{free / 1e6:,.0f} MB"
-        )
-
-
-def state_of(file: Path) -> list[int]:
-    """What changes when a file on this disk does: its size in bytes, and the time of its last change in nanoseconds."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
 class Copies:
-    """What is known of both sides: each file's state here, and its state there, when they were the same.
+    """What is known of a run's files in a store: the state of each when it was the same as here.
 
-    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here`` (:func:`state_of`)
-    and ``there`` (:func:`~kd.storage.objects.state_of_object`); while a file is sent ``here`` is null and ``there``
-    empty. :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
+    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files``: the states
+    (:func:`~kd.storage.objects.state_of_object`) by name, "" while a file is sent. :func:`fetched_run` and
+    :class:`kd.storage.mirror.Mirror` write them.
 
     Args:
         folder: of the run here.
@@ -321,38 +240,64 @@ class Copies:
         saved = mapping_of(folder / KEPT)
         saved_url = text_in(saved, "url")
         self.url = url or saved_url
-        self.known: dict[str, dict[str, Any]] = {}
-        files = mapping_in(saved, "files")
-        if self.url != saved_url:
-            files = {}
-        for name in files:
-            self.known[name] = mapping_in(files, name)
+        self.there: dict[str, str] = {}
+        if self.url == saved_url:
+            files = mapping_in(saved, "files")
+            self.there = {name: state for name, state in files.items() if isinstance(state, str)}
 
-    def there(self, name: str) -> object:
-        """The file's state in the store when it was last the same as here; "" while it is sent, None where unknown."""
-        return self.known.get(name, {}).get("there")
-
-    def is_ours(self, name: str, info: Info) -> bool:
+    def is_ours(self, name: str, state: str) -> bool:
         """Whether this machine has sent the file that the store has, or was sending it when it was killed."""
-        return self.there(name) in ("", state_of_object(info))
+        return self.there.get(name) in ("", state)
 
     def changed_here(self, name: str) -> bool:
-        """Whether the file here is another than the one that was the same as the store's.
-
-        False for one that was never noted, or is missing here.
-        """
-        file = self.folder / name
-        if name not in self.known or not file.is_file():
+        """Whether the file was written here after the last note; False for a missing one, and without notes."""
+        file, notes = self.folder / name, self.folder / KEPT
+        if not (file.is_file() and notes.is_file()):
             return False
-        return self.known[name].get("here") != state_of(file)
+        return file.stat().st_mtime_ns > notes.stat().st_mtime_ns
 
-    def note(self, name: str, state: list[int] | None, info: Info | None) -> None:
-        """Both sides have the same, or (without both) this machine begins to send it; kept at once: neither a newer file
-        nor a killed upload must be taken for another machine's.
+    def lacking(
+        self, there: Mapping[str, str], key: str, checkpoints: bool, together: bool
+    ) -> dict[str, str]:
+        """The files that are fetched, with their states there; arguments as of :func:`fetched_run`.
+
+        Args:
+            there: state of each file in the store, by name; hidden ones are never fetched.
+            key: the setting, for messages.
+            checkpoints: fetch these, too.
+            together: checkpoints that the store lacks are deleted here, files that have changed here are fetched again.
+
+        Raises:
+            UserError: the run has continued here and from another machine.
         """
-        self.known[name] = {"here": state, "there": state_of_object(info) if info else ""}
+        if together and checkpoints:
+            for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+                (self.folder / name).unlink(missing_ok=True)
+        is_newer_here = checkpoints and not together and self.changed_here(LATEST)
+        if is_newer_here and LATEST in there and not self.is_ours(LATEST, there[LATEST]):
+            raise UserError(
+                f"{key}: the run has continued both in {self.folder} and, from another machine, in {self.url}; remove "
+                "the folder to resume from there"
+            )
+        lacking = {}
+        for name, state in there.items():
+            is_hidden = name.rpartition("/")[2].startswith(".")
+            if is_hidden or (name.startswith("checkpoints/") and not checkpoints):
+                continue
+            kept = is_newer_here or self.is_ours(name, state)
+            if together:
+                kept = self.there.get(name) == state and not self.changed_here(name)
+            if not (kept and (self.folder / name).is_file()):
+                lacking[name] = state
+        return lacking
+
+    def note(self, name: str, there: str = "") -> None:
+        """The store has the same as this disk, or (without a state) this machine begins to send it; kept at once: neither a
+        newer file nor a killed upload must be taken for another machine's.
+        """
+        self.there[name] = there
         self.save()
 
     def save(self) -> None:
         """Writes, in the run's folder, where its copy is and what is known of each file."""
-        write_text(self.folder / KEPT, json.dumps({"url": self.url, "files": self.known}))
+        write_text(self.folder / KEPT, json.dumps({"url": self.url, "files": self.there}))

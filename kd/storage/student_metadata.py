@@ -9,7 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, open_regular
@@ -80,6 +88,12 @@ class StudentMetadata(BaseModel):
     has_trained_classifier: bool = Field(True, alias="classifies")
     """Whether anything has trained the classifier."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_json(cls, text: str, info: ValidationInfo) -> object:
+        """A value from its text; a ValueError for what is no JSON."""
+        return text if info.field_name == "arch" else json_of(text)
+
     @property
     def num_classes(self) -> int:
         """Values that the model answers with; 0 for one without a classifier."""
@@ -89,10 +103,6 @@ class StudentMetadata(BaseModel):
     def gives_features(self) -> bool:
         """Whether what the model is for are its features: it has no classifier, or one that nothing has trained."""
         return not self.classes or not self.has_trained_classifier
-
-
-NAMES = [field.alias or name for name, field in StudentMetadata.model_fields.items()]
-"""The values' names in a file."""
 
 
 def weights_digest(run: Path) -> str:
@@ -140,18 +150,8 @@ def checked(metadata: Mapping[str, str], file: Path) -> StudentMetadata:
     Raises:
         UserError: values of a wrong type; names them.
     """
-    values: dict[str, Any] = {}
-    wrong = set()
-    for name in metadata.keys() & NAMES:
-        try:
-            values[name] = metadata[name] if name == "arch" else json_of(metadata[name])
-        except ValueError:
-            wrong.add(name)
     try:
-        found = StudentMetadata.model_validate(values)
+        return StudentMetadata.model_validate(metadata)
     except ValidationError as error:
-        wrong |= {str(problem["loc"][0]) for problem in error.errors()}
-    if wrong:
-        names = ", ".join(name for name in NAMES if name in wrong)
-        raise UserError(f"{file}: its metadata is damaged: {names}")
-    return found
+        wrong = dict.fromkeys(str(problem["loc"][0]) for problem in error.errors())
+        raise UserError(f"{file}: its metadata is damaged: {', '.join(wrong)}") from error

@@ -114,8 +114,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if keep is not None:
-            _keep(path, keep)
+        if keep is not None and path.exists():
+            second_name(path, keep)
         move(part, path)
     except BaseException:
         with suppress(OSError):
@@ -134,24 +134,6 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _keep(path: Path, keep: Path) -> None:
-    """Gives the old file the name ``keep`` too, before it is replaced, so that ``path`` never goes missing.
-
-    Where the file system has no hard links the file moves to ``keep``. Without an old file nothing happens.
-    """
-    second = _part(keep)
-    second.unlink(missing_ok=True)
-    try:
-        os.link(path, second, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    except OSError:
-        second = path
-    second.replace(keep)
-    if second != path:  # still there where ``keep`` was a name of the same file
-        second.unlink(missing_ok=True)
-
-
 def _fresh(path: Path) -> IO[bytes]:
     """A new file to write; what had the name is removed, a folder refused."""
     try:
@@ -161,16 +143,12 @@ def _fresh(path: Path) -> IO[bytes]:
     return path.open("xb")
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all (:func:`write_whole`)."""
-    write_whole(path, lambda file: file.write(content))
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all (:func:`write_whole`); nobody but its owner can read it."""
+def write_bytes(path: Path, content: bytes, private: bool = False) -> None:
+    """Writes a file whole or not at all (:func:`write_whole`); a ``private`` one can be read by its owner alone."""
 
     def write(file: IO[bytes]) -> None:
-        os.fchmod(file.fileno(), 0o600)
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(content)
 
     write_whole(path, write)
@@ -178,8 +156,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 text whole or not at all (:func:`write_whole`); one with a secret for its owner alone."""
-    write = write_bytes if without_secrets(text) == text else write_private
-    write(path, text.encode())
+    write_bytes(path, text.encode(), private=without_secrets(text) != text)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -349,9 +349,9 @@ def fingerprint_text(place: str, key: str) -> str:
 
     ``key`` is the teacher's configuration key.
     """
-    files, path = file_system(place, f"{key}.cache_dir")
+    file_system(place, f"{key}.cache_dir")  # refuses a protocol by the key
     try:
-        return small_file(files, f"{path}/{FINGERPRINT}", f"{place} can't be read").decode()
+        return small_file(f"{place}/{FINGERPRINT}").decode()
     except FileNotFoundError as error:
         raise UserError(
             f"{key}.cache_dir: {place} not found: no such answers of this teacher to these pictures and views; "
@@ -373,10 +373,8 @@ def fingerprints_in(place: str, key: str = "describe") -> Iterator[tuple[str, st
     with in_one_line(f"{key}: {place}"):
         for depth in range(DEPTH):
             for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
-                yield (
-                    files.unstrip_protocol(name).rpartition("/")[0],
-                    small_file(files, name, f"{name} can't be read").decode(),
-                )
+                url = files.unstrip_protocol(name)
+                yield url.rpartition("/")[0], small_file(url).decode()
 
 
 def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:

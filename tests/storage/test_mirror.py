@@ -107,6 +107,7 @@ class Intruder(Callback):
             time.sleep(0.05)
             files.invalidate_cache()
         if trainer.current_epoch == 0:
+            time.sleep(1)  # the upload is looked at once more when it is done
             files.pipe_file(path, b"another")
 
 
@@ -197,7 +198,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
     here, last = on_disk(url, "runs_dir"), "checkpoints/last.ckpt"
     copies = Copies(here)
     for _ in range(2):
-        copies.note(last, None, None)
+        copies.note(last)
         newer = (here / last).read_bytes()
         (here / last).write_bytes(newer)  # another time of change
         assert fetched_run(url, "resume") == here
@@ -238,7 +239,6 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
         here = on_disk(f"{s3}/runs/tiny/000", "runs_dir")
         for name in (
             "checkpoints/last.ckpt",
-            "checkpoints/previous.ckpt",
             "student.safetensors",
             "metrics.csv",
         ):
@@ -272,31 +272,11 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
     mirror._thread.join()  # type: ignore[union-attr]
     mirror._send()
     files, path = file_system(f"{s3}/runs/tiny/000")
-    assert sent[0] == "checkpoints/previous.ckpt"
+    assert "checkpoints/previous.ckpt" not in sent, "a store replaces a file whole"
     assert sent[-1] == "checkpoints/last.ckpt"
     assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"old checkpoints/last.ckpt"
     assert "checkpoints/last.ckpt" in mirror._changed(), "the newer one is sent next"
     assert not list(run.glob(".last*"))
-
-
-def test_a_checkpoint_that_was_deleted_in_the_store_is_sent_again(tmp_path: Path) -> None:
-    """Under its new name: what is not there any more can't be copied there."""
-    run = tmp_path / "tiny" / "000"
-    last, previous = run / "checkpoints" / "last.ckpt", run / "checkpoints" / "previous.ckpt"
-    last.parent.mkdir(parents=True)
-    last.write_text("first")
-    mirror = Mirror("memory://deleted", "runs_dir")
-    mirror.follow(run)
-    mirror._end.set()
-    mirror._thread.join()  # type: ignore[union-attr]
-    mirror._send()
-    files, path = file_system("memory://deleted/tiny/000")
-    files.rm_file(f"{path}/checkpoints/last.ckpt")
-    last.rename(previous)
-    last.write_text("second")
-    mirror._send()
-    assert files.cat_file(f"{path}/checkpoints/previous.ckpt") == b"first"
-    assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"second"
 
 
 def test_bad_places_take_one_line_and_leave_nothing(

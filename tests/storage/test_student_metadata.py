@@ -17,7 +17,7 @@ from kd.run.trust import Trust
 from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.ship.predict_words import answers_of
-from kd.storage.student_metadata import NAMES, student_metadata_in
+from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.weights_files import read_metadata
 from tests._helpers import ROOT
 
@@ -43,6 +43,9 @@ def damaged(student: Path, copy: Path, name: str, value: Any) -> Path:
     text = value if name == "arch" and isinstance(value, str) else json.dumps(value)
     save_file(load_file(student), copy, {**read_metadata(student), name: text})
     return copy
+
+
+NAMES = [field.alias or name for name, field in StudentMetadata.model_fields.items()]
 
 
 @pytest.mark.parametrize("name", NAMES)
