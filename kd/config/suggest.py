@@ -61,16 +61,17 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
     ['model.student.kwargs.drop_path_rate']
     """
     known = list(accepted)
-    losses = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
     side = "teacher" if "teacher" in key else "student"
+    losses = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
+    names_of_losses = dict.fromkeys(losses or ["kd"])
     meant: dict[str, list[str]] = {}
     for word, keys in words()["keys"].items():
-        of_losses = [
-            name.format(loss=loss, side=side)
-            for name in keys
-            for loss in dict.fromkeys(losses or ["kd"])
-        ]
-        meant[word] = [name for name in of_losses if name in known or ".kwargs." in name]
+        meant[word] = []
+        for name in keys:
+            for loss in names_of_losses:
+                full = name.format(loss=loss, side=side)
+                if full in known or ".kwargs." in full:
+                    meant[word].append(full)
     for name in known:
         meant.setdefault(name.rpartition(".")[2], []).append(name)
 
@@ -91,9 +92,13 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
 
     # of several the ones whose groups the key names too: a student's key for a student's
     context = {*above, *parts}
-    shared = {name: len(context.intersection(name.split(".")[:-1])) for name in candidates}
+    shared = {}
+    for name in candidates:
+        *groups, _ = name.split(".")
+        shared[name] = len(context.intersection(groups))
     most_shared = max(shared.values(), default=0)
-    return [name for name, n in shared.items() if n == most_shared and name != key][:MOST]
+    likeliest = [name for name, count in shared.items() if count == most_shared and name != key]
+    return likeliest[:MOST]
 
 
 def why_needless(*names: str) -> str:

@@ -17,8 +17,9 @@ def leaves(
     entries = [(path, value) for value in tree]
     if isinstance(tree, Mapping):
         entries = [(f"{path}.{key}".lstrip("."), value) for key, value in tree.items()]
+    inner = (dict, list) if in_lists else (dict,)
     for key, value in entries:
-        if value and (isinstance(value, dict) or (in_lists and isinstance(value, list))):
+        if value and isinstance(value, inner):
             yield from leaves(value, key, in_lists)
         else:
             yield key, value

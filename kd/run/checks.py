@@ -71,7 +71,8 @@ def check_read(
     checked = {len(files)} if from_a_run else {len(files), 0}  # the recipe is the first file
     for idle in words_of_others()["idle"]:
         for name in filter(re.compile(idle["settings"]).fullmatch, values):
-            value, layer = values[name], _newest(layers, name)
+            value = values[name]
+            layer = _newest(layers, name)
             if not value or value == _default(name) or layer not in checked:
                 continue
             deciding = _deciding(idle, name, values)

@@ -146,8 +146,10 @@ def class_nodes(
             yield key, of.part, dict(node)
             one = listed.listed_class(str(node["class_path"]), of.part)
             kinds = one.fields if one else {}
-            for name, inner in (node.get("init_args") or {}).items():
-                yield from class_nodes(inner, kinds.get(name, listed.UNLISTED), f"{key}.{name}")
+            arguments = node.get("init_args") or {}
+            for name, inner in arguments.items():
+                below = kinds.get(name, listed.UNLISTED)
+                yield from class_nodes(inner, below, f"{key}.{name}")
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             if isinstance(inner, Mapping | list):

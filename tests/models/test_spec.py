@@ -9,8 +9,8 @@ from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 
 @pytest.mark.parametrize(("kind", "settings", "message"), [
     (ModelSpec, {"mean": [0.5]}, "mean must be a list of 3"), (ModelSpec, {"std": [0.5, 0.0, 0.5]}, "std must be"),
-    (ModelSpec, {"mean": [0.5, math.nan, 0.5]}, "mean each must be a finite"),
-    (ModelSpec, {"std": [0.5, math.nan, 0.5]}, "std each must be a finite"),
+    (ModelSpec, {"mean": [0.5, math.nan, 0.5]}, "mean must be a list of 3"),
+    (ModelSpec, {"std": [0.5, math.nan, 0.5]}, "std must be a list of 3"),
     (TeacherSpec, {"cache_views": 0}, "cache_views must be >= 1"), (TeacherSpec, {"weight": 0.0}, "weight must be > 0"),
     (TeacherSpec, {"placement": "moon"}, "placement must be"), (TeacherSpec, {"cache_topk": 0}, "cache_topk must be"),
     (TeacherSpec, {"cache_views": 20_000}, "cache_views must be >= 1 and <= 10000"),
