@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.models import ModelSpec, TeacherSpec, build_model
-from kd.models.foreign import foreign_models, of_transformers
+from kd.models.foreign import foreign_models
+from kd.models.recognise import recognise
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
 from tests._runs import run
@@ -82,52 +83,45 @@ def test_a_vits_weights_give_the_same_logits(make, wrapped: str, tmp_path: Path,
     )
 
 
-def test_a_folder_of_transformers_brings_size_normalisation_and_class_names(tmp_path: Path) -> None:
+def test_a_folder_of_transformers_brings_normalisation_and_class_names(tmp_path: Path) -> None:
     hugging_face().save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(
         '{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}'
     )
     turned = tuple(reversed(CLASSES))
-    for arch in ("", ARCH):
-        kwargs = OURS if arch else {}
-        teacher = build_teacher(
-            TeacherSpec(arch, 32 if arch else None, checkpoint=str(tmp_path), kwargs=kwargs),
-            4,
-            turned,
-        )
-        pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-        pixels = (pictures / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor(
-            [0.3, 0.2, 0.1]
-        )[:, None, None]
-        with torch.no_grad():
-            want = logits(hugging_face()(pixels)).flip(1)
-        torch.testing.assert_close(teacher(pictures), want, rtol=1e-4, atol=1e-4)
-
-
-def test_dinov2_of_transformers_gives_the_same_features(tmp_path: Path) -> None:
-    model = shaken(transformers.Dinov2Model(transformers.Dinov2Config(**SIZES, mlp_ratio=2)))
-    model.save_pretrained(tmp_path)
-    teacher = build_teacher(TeacherSpec(checkpoint=str(tmp_path), head=False), 0)
-    assert (teacher.arch, teacher.prepare.size) == ("vit_base_patch14_dinov2", (32, 32))
+    teacher = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(tmp_path), kwargs=OURS), 4, turned)
+    pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    pixels = (pictures / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor(
+        [0.3, 0.2, 0.1]
+    )[:, None, None]
     with torch.no_grad():
-        want = model(NORMALISED).last_hidden_state
-        got = teacher.model.forward_features(NORMALISED)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        want = logits(hugging_face()(pixels)).flip(1)
+    torch.testing.assert_close(teacher(pictures), want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_vit_that_timm_has_a_name_for(tmp_path: Path) -> None:
-    known = {
-        **SIZES,
-        "hidden_size": 384,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "image_size": 224,
-    }
-    vit = {**known, "model_type": "vit", "patch_size": 16, "intermediate_size": 1536}
-    dino = {**known, "model_type": "dinov2", "patch_size": 14, "mlp_ratio": 4}
-    for config, arch in ((vit, "vit_small_patch16_224"), (dino, "vit_small_patch14_dinov2")):
-        said = of_transformers(config, tmp_path)
-        assert (said["arch"], said["kwargs"], said["img_size"]) == (arch, {}, (224, 224))
+@pytest.mark.parametrize(
+    ("kind", "patch", "image", "arch"),
+    [
+        ("ViT", 16, 224, "vit_small_patch16_224"),
+        ("Dinov2", 14, 518, "vit_small_patch14_dinov2"),
+        ("Dinov2", 14, 224, "vit_small_patch14_dinov2"),
+        ("Dinov2WithRegisters", 14, 518, "vit_small_patch14_reg4_dinov2"),
+    ],
+)
+def test_a_vit_that_timm_has_a_name_for(kind: str, patch: int, image: int, arch: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=384,
+        num_hidden_layers=12,
+        num_attention_heads=6,
+        intermediate_size=1536,
+        patch_size=patch,
+        image_size=image,
+    )
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{kind}Model")(config)
+    found = recognise(theirs.state_dict())
+    assert found is not None
+    assert (found.arch, found.img_size) == (arch, (image, image))
 
 
 def test_another_model_of_transformers_is_told_the_keys_that_load_it(
@@ -164,39 +158,6 @@ def test_other_models_of_torchvision_are_told_the_key(tmp_path: Path) -> None:
 
 def test_weights_of_timm_keep_their_names() -> None:
     assert not list(foreign_models(tiny_vit().state_dict()))
-
-
-# -- wrapped by a trainer --------
-
-
-@pytest.mark.parametrize("head", ["net.head.", "net.classifier.fc.", "head."])
-def test_a_head_beside_a_wrapped_backbone_is_taken(head: str, tmp_path: Path) -> None:
-    want = tiny_vit(seed=3)
-    state = {
-        (head + k[5:] if k.startswith("head.") else f"net.backbone.{k}"): v
-        for k, v in want.state_dict().items()
-    }
-    torch.save(
-        {
-            "state_dict": {**state, "loss.weight": torch.ones(4)},
-            "pytorch-lightning_version": "2.6.0",
-        },
-        tmp_path / "w.ckpt",
-    )
-    spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
-    ours = build_model(spec, 4, "model.teacher", head=True)
-    assert all(torch.equal(v, want.state_dict()[k]) for k, v in ours.state_dict().items())
-
-
-def test_of_two_heads_none_is_taken(tmp_path: Path) -> None:
-    state = {f"net.backbone.{k}": v for k, v in tiny_vit(0).state_dict().items()}
-    torch.save(
-        {**state, "net.a.weight": torch.ones(4, 32), "net.b.weight": torch.ones(4, 32)},
-        tmp_path / "w.ckpt",
-    )
-    with pytest.raises(UserError, match="head.weight is missing"):
-        spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
-        build_model(spec, 4, "model.teacher", head=True)
 
 
 # -- names and classes --------

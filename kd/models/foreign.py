@@ -3,23 +3,19 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
 )
 from torch import Tensor
 
 from kd.errors import UserError
-from kd.settings import height_width
-from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE = "kd.models.hugging_face.HuggingFaceBuilder"
 TRANSFORMERS = "transformers"
@@ -56,13 +52,6 @@ NAMES = {  # by library: patterns of names and timm's names in their place; the 
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.")
 """Names of layers that timm's models do not have."""
-SIZES = {
-    (192, 12, 3): "tiny",
-    (384, 12, 6): "small",
-    (768, 12, 12): "base",
-    (1024, 24, 16): "large",
-}
-"""timm's word for a ViT, by its width, its blocks and its heads."""
 
 
 def foreign_models(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor], str]]:
@@ -178,81 +167,3 @@ class Trained(_Read):
             return cls.model_validate(content)
         except ValidationError:
             return None
-
-
-class _ViT(_Read):
-    """A ViT, of a ``config.json``."""
-
-    model_type: Literal["vit", "dinov2", "dinov2_with_registers"]
-    hidden_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    patch_size: PositiveInt
-    image_size: PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
-    mlp_ratio: PositiveFloat | None = None
-    intermediate_size: PositiveInt | None = None
-    num_register_tokens: NonNegativeInt = 0
-    qkv_bias: bool = True
-    architectures: list[str] | None = None
-
-
-def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`, by name.
-
-    Args:
-        config: its content.
-        folder: it is in, with ``preprocessor_config.json`` where that was saved.
-
-    Returns:
-        ``builder`` alone for a model that timm does not have; else all that it says of timm's nearest one.
-
-    Raises:
-        OddValue: a value that is missing, or of another kind than transformers writes.
-    """
-    families = get_args(_ViT.model_fields["model_type"].annotation)
-    if config["model_type"] not in families or config.get("use_swiglu_ffn"):
-        return {"builder": TRANSFORMERS}
-    vit = _ViT.of(config, folder / "config.json")
-    width = vit.hidden_size
-    ratio = vit.mlp_ratio or (vit.intermediate_size or 4 * width) / width
-    patch = vit.patch_size
-    registers = vit.num_register_tokens
-    is_dino = vit.model_type != "vit"
-
-    # The architecture of timm; where none fits, the nearest with other arguments.
-    size = SIZES.get((width, vit.num_hidden_layers, vit.num_attention_heads))
-    has_usual_patch = patch == 14 or not is_dino
-    fits = size and ratio == 4 and vit.qkv_bias and has_usual_patch and registers in (0, 4)
-    kind = "16_224"
-    if is_dino:
-        kind = "14_reg4_dinov2" if registers else "14_dinov2"
-    elif fits:
-        kind = f"{patch}_224"
-    kwargs: dict[str, Any] = {}
-    if not fits:
-        size = "base"
-        kwargs = {
-            "patch_size": patch,
-            "embed_dim": width,
-            "depth": vit.num_hidden_layers,
-            "num_heads": vit.num_attention_heads,
-            "mlp_ratio": ratio,
-            "qkv_bias": vit.qkv_bias,
-        }
-        if registers:
-            kwargs["reg_tokens"] = registers
-
-    pixels = Pixels()
-    file = folder / "preprocessor_config.json"
-    if file.is_file():
-        pixels = Pixels.of(json_of(text_of(file)), file)
-    has_head = any(name.endswith("ForImageClassification") for name in vit.architectures or [])
-    return {
-        "arch": f"vit_{size}_patch{kind}",
-        "kwargs": kwargs,
-        "img_size": height_width(vit.image_size),
-        "mean": pixels.image_mean,
-        "std": pixels.image_std,  # else the architecture's own, as timm says
-        "foreign": True,
-        "two_token_head": has_head and is_dino,
-    }

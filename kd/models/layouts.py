@@ -108,10 +108,10 @@ def choose_layout(
         if fits_as_well and not _is_average_of(best, layout) and not _same_weights(layout, best):
             equal.append(layout)
     if len(equal) > 1:
-        shown = _distinct_prefixes(equal)
+        places = [layout.prefix[:-1] or "." for layout in equal]
         raise UserError(
-            f"{name} holds {len(shown)} models that fit equally well, below {', '.join(shown[:-1])} and {shown[-1]}; "
-            f"{key}_key=NAME says which, for example {key}_key={shown[0].strip(chr(39))}"
+            f"{name} holds {len(places)} models that fit equally well, below {', '.join(places)}; "
+            f"{key}_key=NAME says which, for example {key}_key={places[0]}"
         )
 
     # what masked autoencoders have beside a classifier is left out
@@ -151,18 +151,6 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
 def _is_average_of(average: FileModel, plain: FileModel) -> bool:
     """Whether one is the moving average of the other, by the names of timm's trainer."""
     return AVERAGES.get(average.prefix.split(".")[0]) == plain.prefix.split(".")[0]
-
-
-def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
-    """The prefixes in quotes, for a message, without the names that all begin with; ``'.'`` where nothing is left."""
-    prefixes = [layout.prefix.split(".")[:-1] for layout in layouts]
-    while all(prefixes) and len({names[0] for names in prefixes}) == 1:
-        prefixes = [names[1:] for names in prefixes]
-    quoted = []
-    for names in prefixes:
-        shown = ".".join(names) or "."
-        quoted.append(f"'{shown}'")
-    return quoted
 
 
 # -- every place and every way --------

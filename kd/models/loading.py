@@ -60,7 +60,6 @@ def load_checkpoint(
     layout = choose_layout(tensors, model, about.img_size, part, place, key)
     expected = model.state_dict()
     heads = classifier_names(model)
-    layout.state |= _head_beside(tensors, layout, expected, heads)
     _say_where(layout, len(tensors), place)
     state, last = _with_classifier(
         layout.state, expected, heads, about.classes, classes, head, place, key
@@ -98,43 +97,6 @@ def _say_where(layout: FileModel, count: int, place: str) -> None:
         left_out = count - len(layout.state)
         beside = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
         say(f"{place}: the weights below '{'.'.join(names)}' are taken{beside}")
-
-
-def _head_beside(
-    tensors: Mapping[str, Tensor],
-    layout: FileModel,
-    expected: Mapping[str, Tensor],
-    heads: Sequence[str],
-) -> State:
-    """The one linear layer outside of a wrapped backbone that is of the classifier's width, where the backbone lacks one.
-
-    Args:
-        tensors: all of the file's, by name.
-        layout: the backbone that was found in them.
-        expected: the model's own tensors.
-        heads: paths of its last layers.
-
-    Returns:
-        Weight and bias under the model's names; {} where no layer, or more than one, may be the classifier.
-    """
-    missing = expected.keys() - layout.state.keys()
-    wanted = [head for head in heads if f"{head}.weight" in missing]
-    if len(wanted) != 1 or not layout.prefix:
-        return {}
-    width = expected[f"{wanted[0]}.weight"].shape[1:]
-    layers = []
-    for name, value in tensors.items():
-        is_linear = name.endswith("weight") and value.ndim == 2 and value.shape[1:] == width
-        if is_linear and not name.startswith(layout.prefix):
-            layers.append(name.removesuffix("weight"))
-    if len(layers) != 1:
-        return {}
-    state = {}
-    for kind in ("weight", "bias"):
-        name = f"{layers[0]}{kind}"
-        if name in tensors:
-            state[f"{wanted[0]}.{kind}"] = tensors[name]
-    return state
 
 
 def _with_classifier(

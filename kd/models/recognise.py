@@ -32,6 +32,8 @@ HEADS = re.compile(
 """Beginnings of the names of timm's classifiers, and of the layers beside them."""
 POSITIONS = "pos_embed"
 """A ViT's tensor that depends on the size of its pictures."""
+REGISTERS = "register_tokens"
+"""The register tokens of a ViT, in the files of DINOv2's authors."""
 NOT_COMPARED = (POSITIONS, "mask_token")
 """Tensors that files of one architecture have or lack, or have in another shape."""
 LEAST = 12
@@ -161,10 +163,17 @@ def _places(tensors: Tensors) -> Iterator[Tensors]:
     below = Counter(prefix for name in tensors for prefix, _ in prefixes(name))
     for prefix, count in below.items():
         if count >= max(LEAST, len(tensors) / MOST_PLACES):
-            yield without_prefix(tensors, prefix)
+            yield _as_timm_names_registers(without_prefix(tensors, prefix))
     on_no_device = {name: torch.empty_like(value, device="meta") for name, value in tensors.items()}
     for _, state, _ in foreign_models(on_no_device):
-        yield state
+        yield _as_timm_names_registers(state)
+
+
+def _as_timm_names_registers(tensors: Tensors) -> Tensors:
+    """A ViT's tensors; the register tokens of DINOv2's authors, which timm's filter renames, by timm's name."""
+    if REGISTERS not in tensors:
+        return tensors
+    return {"reg_token" if name == REGISTERS else name: x for name, x in tensors.items()}
 
 
 def _without_counters(names: Iterable[str]) -> Iterator[str]:
@@ -184,9 +193,13 @@ def _size(model: nn.Module, positions: tuple[int, ...] | None) -> tuple[int, int
         return None
     of_grid = math.prod(patches.grid_size)
     of_others = model.get_parameter(POSITIONS).shape[1] - of_grid  # the class token's and the like
-    in_file = positions[1] - of_others
-    side = math.isqrt(max(in_file, 0))
-    if in_file < 1 or side * side != in_file:
-        return None
     patch_height, patch_width = patches.patch_size
-    return side * patch_height, side * patch_width
+    for beside in (
+        of_others,
+        1,
+    ):  # the authors' file has the class token's where timm's model has none
+        in_file = positions[1] - beside
+        side = math.isqrt(max(in_file, 0))
+        if side and side * side == in_file:
+            return side * patch_height, side * patch_width
+    return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kd.errors import UserError, first_line
 from kd.models.arguments import LOADS
-from kd.models.foreign import OddValue, Trained, of_transformers
+from kd.models.foreign import TRANSFORMERS, OddValue, Pixels, Trained, foreign_models
 from kd.models.output_scale import unit_output
 from kd.models.recognise import holds, recognise
 from kd.settings import height_width
@@ -174,9 +174,7 @@ def describe(file: Path) -> About:
         if "architecture" in content:
             return _from_timm(content)
         if "model_type" in content:
-            names = _names_in(content)
-            unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
-            return About(**of_transformers(content, file.parent), classes=[] if unnamed else names)
+            return _of_transformers(content, file)
     if file.suffix == ".safetensors":
         return _of_safetensors(file)
     content = _load_pickle(file)
@@ -192,7 +190,7 @@ def about(checkpoint: str | None) -> About:
     damaged one, which :func:`read_weights` reports.
 
     Raises:
-        OddValue: a configuration of transformers with values that no model has.
+        OddValue: a configuration of transformers whose mean or deviation no model has.
     """
     if not checkpoint:
         return About()
@@ -244,6 +242,38 @@ def _of_trainer(content: object, tensors: Mapping[str, Tensor]) -> About | None:
     )
 
 
+def _of_transformers(config: Mapping[str, Any], file: Path) -> About:
+    """What a folder of ``save_pretrained`` says of its model: a ViT of timm's by its tensors, or the builder's name.
+
+    Args:
+        config: the content of its ``config.json``.
+        file: its weights, with ``preprocessor_config.json`` beside them where that was saved.
+
+    Raises:
+        OddValue: a mean or a deviation that no model has.
+    """
+    names = _names_in(config)
+    if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
+        names = []
+    tensors = _shapes_in(file)
+    if not any(foreign_models(tensors)) or config.get("use_swiglu_ffn"):
+        return About(builder=TRANSFORMERS, classes=names)
+    pixels = Pixels()
+    preprocessor = file.with_name("preprocessor_config.json")
+    if preprocessor.is_file():
+        pixels = Pixels.of(json_of(text_of(preprocessor)), preprocessor)
+    is_dino = str(config["model_type"]).startswith("dinov2")
+    has_head = "ForImageClassification" in str(config.get("architectures"))
+    said = About(
+        mean=pixels.image_mean,
+        std=pixels.image_std,  # else the architecture's own, as timm says
+        classes=names,
+        foreign=True,
+        two_token_head=has_head and is_dino,
+    )
+    return _of_tensors(tensors, said)
+
+
 def _of_safetensors(file: Path) -> About:
     """What a ``.safetensors`` file says of its model: by the metadata that kd writes, else by its tensors' names."""
     with safe_open(regular(file), framework="pt") as opened:
@@ -251,9 +281,19 @@ def _of_safetensors(file: Path) -> About:
         said = _from_metadata(meta, file)
         if is_student(meta):
             return said
-        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return _of_tensors(tensors, said)
+    return _of_tensors(_shapes_in(file), said)
+
+
+def _shapes_in(file: Path) -> dict[str, Tensor]:
+    """A file's tensors by dotted name; of a ``.safetensors`` file on the ``meta`` device, without their numbers."""
+    if file.suffix != ".safetensors":
+        return tensors_in(_load_pickle(file))
+    tensors = {}
+    with safe_open(regular(file), framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            shape = opened.get_slice(name).get_shape()
+            tensors[name] = torch.empty(shape, device="meta")
+    return tensors
 
 
 def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:

@@ -138,11 +138,10 @@ def test_dinov2_of_transformers_itself(kind: str, tmp_path: Path) -> None:
     )
     theirs = shaken(transformers.AutoModel.from_config(config))
     theirs.save_pretrained(tmp_path)
-    teacher = build_teacher(TeacherSpec(checkpoint=str(tmp_path), head=False), 0)
-    assert (
-        teacher.arch
-        == {"plain": "vit_base_patch14_dinov2", "registers": "vit_base_patch14_reg4_dinov2"}[kind]
-    )
+    arch = {"plain": "vit_base_patch14_dinov2", "registers": "vit_base_patch14_reg4_dinov2"}[kind]
+    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
+    spec = TeacherSpec(arch, NATIVE, checkpoint=str(tmp_path), kwargs=sizes, head=False)
+    teacher = build_teacher(spec, 0)
     pictures = torch.randn(2, 3, NATIVE, NATIVE)
     with torch.no_grad():
         want = theirs(pictures).last_hidden_state
@@ -380,7 +379,7 @@ def test_two_models_that_fit_are_refused_and_the_key_chooses(
     labels = [prefix.rstrip(".") or "." for prefix in pair]
     with pytest.raises(UserError, match="holds 2 models that fit equally well") as refusal:
         loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path)
-    assert all(f"'{label}'" in str(refusal.value) for label in labels)
+    assert all(label in str(refusal.value) for label in labels)
     assert "model.teacher.checkpoint_key=" in str(refusal.value)
     for prefix, label in zip(pair, labels, strict=True):
         if prefix:
@@ -425,7 +424,7 @@ def test_two_models_of_another_library_are_refused_too(tmp_path: Path) -> None:
     first, second = transformers_state("registers"), transformers_state("registers")
     second["layernorm.weight"] = second["layernorm.weight"] + 1
     flat = {**below("student.", first), **below("teacher.", second)}
-    with pytest.raises(UserError, match=r"below 'student' and 'teacher'"):
+    with pytest.raises(UserError, match=r"below student, teacher"):
         loaded(flat, dino("registers", NATIVE), tmp_path)
     given = loaded(flat, dino("registers", NATIVE), tmp_path, part="teacher")
     assert torch.equal(given.norm.weight, second["layernorm.weight"])
