@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import kd.cli
@@ -352,7 +353,7 @@ TINY_TEACHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("kd/PYTHON.md", 7)])
+@pytest.mark.parametrize(("page", "count"), [("README.md", 3), ("kd/PYTHON.md", 7)])
 def test_the_python_of_a_page_runs(
     page: str,
     count: int,
@@ -364,7 +365,8 @@ def test_the_python_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
     Image.new("RGB", (64, 64), "red").save("picture.jpg")
-    names: dict[str, Any] = {}
+    a_batch = torch.rand(2, 3, 64, 64), torch.arange(2)
+    names: dict[str, Any] = {"torch": torch, "loader": [a_batch]}
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
     assert len(blocks) == count
     for code in blocks:

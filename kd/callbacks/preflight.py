@@ -34,6 +34,7 @@ from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import MOST_LOGITS, KeptLogits
 from kd.teachers import RunTeacher, dtype_for
 from kd.teachers.answer import ALL
+from kd.teachers.inspect_cache import differing_from_others
 
 
 @dataclass
@@ -288,7 +289,7 @@ class Preflight(Callback):
             if missing:
                 raise UserError(
                     f"{cache.live.key}.cache: only, but {missing} of an epoch's answers are missing in {cache.place}; "
-                    "kd-cache fills it"
+                    f"kd-cache fills it{differing_from_others(cache)}"
                 )
 
     def _measure(

@@ -8,7 +8,7 @@ from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, refuse_others, refuse_words, take
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.settings import AskSettings
+from kd.settings import AskSettings, teachers_in
 
 HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
@@ -84,7 +84,8 @@ def _fill(request: Request) -> int:
         out = place
     if own:
         return _fill_from(request, own, out)
-    run = _built(request)
+    run = Run.of(request)
+    _build(run)
     from kd.run.fill import fill
 
     fill(run.module, run.data, run.trainer, out)
@@ -122,6 +123,12 @@ def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
     elif own:
         raise UserError(f"{next(iter(own))}: is of an address, and {place} is a file")
     run = Run.of(request)
+    for item in request.overrides:
+        key, _, _ = item.partition("=")
+        if key.startswith("model.teacher") and key.rpartition(".")[2].startswith("cache"):
+            raise UserError(
+                f"{key}: has no effect with from=, which stores all logits (from.views=N)"
+            )
     from kd.run.pictures import list_whole
 
     list_whole(run.config)
@@ -157,10 +164,14 @@ def _describe(request: Request) -> int:
         print(*cache.lines(), sep="\n", flush=True)
     if not request.recipe:
         return 0
-    run = _built(request)
+    run = Run.of(request)
+    if not teachers_in(run.config["model"]):
+        raise UserError(
+            f"model.teacher: the recipe has none; model.teacher.answers={request.rest[0]} reads stored answers"
+        )
+    _build(run)
     teacher = run.module.teacher
-    if teacher is None:
-        raise UserError("model.teacher: the recipe has no teacher")
+    assert teacher is not None
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
     fits, lines = compare_with_recipe(
@@ -170,16 +181,14 @@ def _describe(request: Request) -> int:
     return 0 if fits else 1
 
 
-def _built(request: Request) -> Run:
-    """The run that a request describes, built, with its teachers trained first where they have no weights.
+def _build(run: Run) -> None:
+    """Builds a run, with its teachers trained first where they have no weights.
 
     This run gets no folder, and nothing trains its student.
     """
-    run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.run.build import build
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
     build(run)
-    return run

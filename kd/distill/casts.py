@@ -14,7 +14,7 @@ the gradients' exchange between processes see the float32 ones alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kd.models.preprocess import evaluating
 
@@ -61,15 +61,12 @@ class AttentionInFloat32(TorchFunctionMode):
         if not is_attention or args[0].shape[-2] > LONGEST:
             return func(*args, **named)
         given = (tuple(args), dict(named))
-        wide_args, wide_named = tree_map_only(Tensor, _in_float32, given)
+        wide_args, wide_named = tree_map_only(
+            Tensor, lambda x: x.float() if x.is_floating_point() else x, given
+        )
         with torch.autocast("cpu", enabled=False):
             output = func(*wide_args, **wide_named)
             return output.to(args[0].dtype)
-
-
-def _in_float32(tensor: Tensor) -> Tensor:
-    """A floating-point tensor in float32; a mask of truth values as it is."""
-    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 class _Rounded(torch.autograd.Function):
@@ -119,46 +116,37 @@ class CastTogether:
 
     @contextmanager
     def __call__(self, images: Tensor) -> Iterator[None]:
-        """Inside, under autocast to half precision, the layers hold rounded weights.
+        """Inside, the layers hold rounded weights; called under autocast alone.
 
         Args:
             images: what the model is called with, ``(N, 3, H, W)``; the first ones are given to it twice, without
                 gradients, to compare.
         """
-        device = images.device.type
-        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        if torch.compiler.is_compiling():
             yield
             return
+        device = images.device.type
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
-            runs_once = self._runs_once()
-            self._may_widen = runs_once and self._has_layers_of_timm()
-            self._groups = _grouped(self._layers()) if runs_once and self._can() else []
-            if not self._gives_the_same(images, dtype):
-                self._groups = []
-        with self._rounded(self._groups, dtype), self._attention(device, dtype):
+            self._groups = self._found(images, dtype)
+        is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
+        widened = AttentionInFloat32() if is_slow and self._may_widen else nullcontext()
+        with self._rounded(self._groups, dtype), widened:
             yield
 
-    def _attention(self, device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """What the model's attention runs in: the device's word, and the type of autocast."""
-        is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
-        return AttentionInFloat32() if is_slow and self._may_widen else nullcontext()
-
-    def _runs_once(self) -> bool:
-        """Whether no layer runs anew in the backward pass, nor is the model compiled."""
-        recomputes = any(
-            getattr(part, "grad_checkpointing", False) for part in self.model.modules()
-        )
-        return self.model._compiled_call_impl is None and not recomputes
-
-    def _has_layers_of_timm(self) -> bool:
-        """Whether a model of timm's is in it, whatever is around that: such models have ``grad_checkpointing``."""
-        return any(hasattr(part, "grad_checkpointing") for part in self.model.modules())
-
-    def _can(self) -> bool:
-        """Whether the model is one of timm's as it was built, whose weights are whole."""
+    def _found(self, images: Tensor, dtype: torch.dtype) -> list[list[Layer]]:
+        """The groups of layers whose rounding together gives what autocast gives, and whether attention may be widened."""
+        parts = list(self.model.modules())
+        recomputes = any(getattr(part, "grad_checkpointing", False) for part in parts)
+        if recomputes or self.model._compiled_call_impl is not None:
+            return []
+        # timm's models have the attribute, also one inside another model
+        self._may_widen = any(hasattr(part, "grad_checkpointing") for part in parts)
         is_sharded = any(hasattr(parameter, "ds_id") for parameter in self.model.parameters())
-        return type(self.model).__module__.startswith("timm.") and not is_sharded
+        if is_sharded or not type(self.model).__module__.startswith("timm."):
+            return []
+        groups = _grouped(self._layers())
+        return groups if self._gives_the_same(images, dtype, groups) else []
 
     def _layers(self) -> list[Layer]:
         """The weights and biases that autocast would round: a layer, the name in it, the parameter; in the model's order."""
@@ -187,19 +175,24 @@ class CastTogether:
                     module.__dict__.pop(name, None)
 
     @torch.no_grad()
-    def _gives_the_same(self, images: Tensor, dtype: torch.dtype) -> bool:
+    def _gives_the_same(
+        self, images: Tensor, dtype: torch.dtype, groups: list[list[Layer]]
+    ) -> bool:
         """Whether the model gives the same bits for two pictures with the groups' weights rounded together and by autocast.
 
         It is called in evaluation, which changes no statistics and draws no random numbers.
         """
-        if not self._groups:
-            return True
         in_half = torch.autocast(images.device.type, dtype, cache_enabled=False)
+        two = images[:2]
         with evaluating(self.model), in_half:
-            expected = self.model(images[:2])
-            with self._rounded(self._groups, dtype):
-                found = self.model(images[:2])
-        return _same(expected, found)
+            by_autocast = self.model(two)
+            with self._rounded(groups, dtype):
+                together = self.model(two)
+        expected = tree_leaves(by_autocast)
+        found = tree_leaves(together)
+        if len(expected) != len(found):
+            return False
+        return all(map(torch.equal, expected, found))
 
 
 def _grouped(layers: list[Layer]) -> list[list[Layer]]:
@@ -217,12 +210,3 @@ def _grouped(layers: list[Layer]) -> list[list[Layer]]:
                 numbers = parameter.numel()
             groups[-1].append(layer)
     return groups
-
-
-def _same(first: object, second: object) -> bool:
-    """Whether two outputs of a model, tensors or tuples of them, are equal to the bit."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        return all(_same(a, b) for a, b in zip(first, second, strict=True))
-    return False

@@ -5,7 +5,7 @@ A random one would first distort those weights (Kumar et al., Fine-Tuning can Di
 it, else to the teacher's answers where losses over logits do.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from tqdm import tqdm
 
 from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
@@ -67,19 +68,18 @@ def fit_classifier(
     classifier = linear_classifier(student.model)
     if classifier is None or student.start == "inherited" or not has_new_classifier(student.model):
         return ""
-    task = student.objective.task
+    objective = student.objective
     count = min(PER_CLASS * len(student.classes), MOST)
-    if student.objective.task_loss_weight:
+    if objective.task_loss_weight:
         if labelled is None:
             return ""
-        if not task.one_class:  # a label, or a number, is not one picture's alone
+        if not objective.task.one_class:  # a label, or a number, is not one picture's alone
             count = max(count, LEAST)
-        sample_of_labelled = labelled(count, True)
-        compute = partial(_of_labelled, student, sample_of_labelled)
-        features, labels = fit_on(device, [student.model], compute)
+        compute = partial(_of_labelled, student, labelled(count, True))
+        features, targets = fit_on(device, [student.model], compute)
         first = None
-        if features.ndim == 2 and len(labels) >= 2:
-            first = task.first_classifier(features, labels)
+        if features.ndim == 2 and len(targets) >= 2:
+            first = objective.task.first_classifier(features, targets)
         if first is None:
             return ""
         if classifier.bias is None:
@@ -87,21 +87,19 @@ def fit_classifier(
         else:
             set_in_units(classifier, first.weight, first.bias)
         fitted_to = (
-            f"on the features of {len(labels)} training pictures (leave-one-out {first.score})"
+            f"on the features of {len(targets)} training pictures (leave-one-out {first.score})"
         )
     else:
-        is_taught = student.objective.trains_logits and student.data.scales is None
-        if teacher is None or teacher.stored or pictures is None:
+        is_taught = objective.trains_logits and student.data.scales is None
+        if teacher is None or teacher.stored or pictures is None or not is_taught:
             return ""
-        if student.start != "pre-trained" or not is_taught:
+        if student.start != "pre-trained":
             return ""
-        sample = pictures(count)
-        features, logits = _of_answers(student, teacher, sample)
-        if features.ndim != 2 or logits.ndim != 2:  # of maps each place has an answer
+        features, targets = _of_answers(student, teacher, pictures(count))
+        if features.ndim != 2 or targets.ndim != 2:  # of maps each place has an answer
             return ""
-        start = torch.zeros_like(classifier.weight)
-        fit_first_classifier(classifier, [features], logits, start)
-        fitted_to = f"of the teacher's answers on the features of {len(sample)} training pictures"
+        fit_first_classifier(classifier, [features], targets, torch.zeros_like(classifier.weight))
+        fitted_to = f"of the teacher's answers on the features of {len(targets)} training pictures"
     if student.average is not None:
         student.average.set(student.model)
     return f"student: the new classifier starts as a ridge regression {fitted_to}"
@@ -119,20 +117,16 @@ def _of_labelled(
         sample: the pictures with their labels.
         device: of the student.
     """
-
-    def batches() -> Iterator[tuple[Tensor, Sequence[Any]]]:
-        pairs = iter(sample)
-        while part := list(islice(pairs, BATCH)):
-            pictures, targets = zip(*part, strict=True)
-            yield torch.stack(pictures), targets
-
     labels: list[Any] = []
     features = []
-    for images, targets in _shown(batches(), len(sample)):
-        there = images.to(device)
-        of_batch = _features(student, there)
-        features.append(of_batch.cpu())
-        labels += targets
+    pairs = iter(sample)
+    with _bar(len(sample)) as shown:
+        while part := list(islice(pairs, BATCH)):
+            pictures, targets = zip(*part, strict=True)
+            images = torch.stack(pictures).to(device)
+            features.append(_features(student, images).cpu())
+            labels += targets
+            shown.update(len(part))
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
     with CPU:  # the fit's own context would make them on the GPU
@@ -149,12 +143,12 @@ def _of_answers(student: Student, teacher: RunTeacher, sample: Tensor) -> tuple[
     """
     features = []
     logits: list[Any] = []
-    parts = [(part, ()) for part in sample.split(BATCH)]
-    for part, _ in _shown(parts, len(sample)):
-        features.append(_features(student, part))
-        batch = Batch(image=part)
-        answer = teacher.answer(batch, Wanted())
-        logits.append(answer.logits[ALL])
+    with _bar(len(sample)) as shown:
+        for part in sample.split(BATCH):
+            features.append(_features(student, part))
+            answer = teacher.answer(Batch(image=part), Wanted())
+            logits.append(answer.logits[ALL])
+            shown.update(len(part))
     return torch.cat(features), torch.cat(logits)
 
 
@@ -166,13 +160,7 @@ def _features(student: Student, images: Tensor) -> Tensor:
     return caught[PRELOGITS].float()
 
 
-def _shown(
-    batches: Iterable[tuple[Tensor, Sequence[Any]]], total: int
-) -> Iterator[tuple[Tensor, Sequence[Any]]]:
-    """The same batches, with a progress bar of ``total`` pictures in the first process."""
+def _bar(total: int) -> tqdm:
+    """A progress bar of ``total`` pictures, in the first process."""
     hidden = getattr(rank_zero_only, "rank", 0) != 0
-    label = "a first classifier"
-    with bar(label=label, total=total, calm=CALM_AT_START, disable=hidden) as shown:
-        for batch in batches:
-            yield batch
-            shown.update(len(batch[0]))
+    return bar(label="a first classifier", total=total, calm=CALM_AT_START, disable=hidden)

@@ -14,7 +14,7 @@ from kd.losses import DistillLoss, FeatureLoss, FeatureRegression, LogitLoss, Si
 from kd.losses.base import TopKLogits
 from kd.losses.ranks import without_gather
 from kd.models import TapSpec
-from kd.models.taps import Taps, tap_shapes
+from kd.models.taps import Taps
 from kd.tasks import Task
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
@@ -88,17 +88,9 @@ class Objective(nn.Module):
         self._taps = dict(taps or {})
         self._teacher_of = dict(teacher_of or {})
         self._layers: dict[str, LayersOfLoss] = {}  # of each loss over features, once it is built
-        self._factors: dict[str, float] = {}  # of losses over features: RunTeacher.feature_weight
 
     # -- building ----------------------------------------------------------------------------------------------------
-    def bind(
-        self,
-        data: DataInfo,
-        teacher: RunTeacher | None,
-        student: nn.Module,
-        taps: Taps,
-        trial: Callable[[], Any],
-    ) -> None:
+    def bind(self, data: DataInfo, teacher: RunTeacher | None, taps: Taps) -> None:
         """Passes the data's facts to task and losses, builds losses over features, refuses what is not defined.
 
         Called once, by the student that is built around it.
@@ -106,9 +98,7 @@ class Objective(nn.Module):
         Args:
             data: classes and sizes.
             teacher: the run's teacher, or None.
-            student: the student's model.
             taps: on the student's model; layers are added.
-            trial: runs the student on two black pictures.
 
         Raises:
             UserError: losses, models and data that do not fit each other.
@@ -148,17 +138,9 @@ class Objective(nn.Module):
             return
         teacher.expect(self.task)  # which decides whether its outputs may be probabilities
         for name, loss in over_features.items():
-            self._build(name, loss, teacher, student, taps, trial)
+            self._build(name, loss, teacher, taps)
 
-    def _build(
-        self,
-        name: str,
-        loss: FeatureLoss,
-        teacher: RunTeacher,
-        student: nn.Module,
-        taps: Taps,
-        trial: Callable[[], Any],
-    ) -> None:
+    def _build(self, name: str, loss: FeatureLoss, teacher: RunTeacher, taps: Taps) -> None:
         """Finds a loss's layers in both models, and builds it for the shapes that these give.
 
         Raises:
@@ -171,17 +153,19 @@ class Objective(nn.Module):
                 f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
                 f"{among(teacher.members)}"
             )
+        source = teacher.members[member]
+        if source.closed:
+            raise UserError(
+                f"{source.key}: {source.arch} {source.closed}; {', '.join(self._taps)} read layers: "
+                "'model.distill_losses={kd: KDLoss}' model.taps={} learns from its answers alone"
+            )
         key = f"model.taps.{name}"
-        taps.add(spec.student, trial, f"{key}.student")
-        shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
-        paths, teacher_shapes = teacher.members[member].listen(
+        paths, shapes = taps.paths_and_shapes(spec.student, spec.tokens, f"{key}.student")
+        teacher_paths, teacher_shapes = source.taps.paths_and_shapes(
             spec.teacher, spec.tokens, f"{key}.teacher"
         )
-        layers: list[Layer] = [(member, path, spec.tokens) for path in paths]
-        self._layers[name] = LayersOfLoss(
-            taps.paths(spec.student), spec.tokens, layers, teacher_shapes
-        )
-        self._factors[name] = teacher.feature_weight(member)
+        layers: list[Layer] = [(member, path, spec.tokens) for path in teacher_paths]
+        self._layers[name] = LayersOfLoss(paths, spec.tokens, layers, teacher_shapes)
         try:
             loss.build_layers(shapes, teacher_shapes)
         except ValueError as error:
@@ -232,13 +216,6 @@ class Objective(nn.Module):
         return None
 
     @property
-    def regressed(self) -> dict[str, FeatureRegression]:
-        """The active losses that regress a layer of the teacher, by name."""
-        return {
-            name: loss for name, loss in self.active.items() if isinstance(loss, FeatureRegression)
-        }
-
-    @property
     def measurable(self) -> list[str]:
         """Names of the active losses over features that held-out pictures have: not of those that remember training
         pictures.
@@ -254,12 +231,6 @@ class Objective(nn.Module):
             if isinstance(loss, LogitLoss):
                 return loss.softened(teacher)
         return teacher
-
-    def weight_of(self, name: str) -> float:
-        """The factor of a distillation loss in the total: its own weight; of a loss over features times its teacher's factor
-        (:meth:`RunTeacher.feature_weight`).
-        """
-        return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Sets where training is; schedules of weights and temperatures read it.
@@ -319,22 +290,29 @@ class Objective(nn.Module):
             return loss.forward_topk(logits, teacher_logits, target)
         if logits.ndim > 2:  # maps: at the target's size
             teacher_logits = self.task.fit(teacher_logits, target)
-        compared = self.task.compared
-        return loss(compared(logits), compared(teacher_logits), compared(target), **extra)
+        if loss.for_numbers:  # in standard deviations of the training targets
+            standardized = self.task.compared
+            logits = standardized(logits)
+            teacher_logits = standardized(teacher_logits)
+            target = standardized(target)
+        return loss(logits, teacher_logits, target, **extra)
 
     def _named_error(
         self, name: str, pair: tuple[list[Tensor], list[Tensor]], error: Exception
     ) -> UserError:
         """What a user's loss over features raised for a ``pair`` of features, with the loss, its layers and their shapes."""
         layers = self._layers[name]
-        student, teacher = pair
+        paths = list(layers.student)
+        for _, path, _ in layers.teacher:
+            paths.append(path)
+        features = [*pair[0], *pair[1]]
+        read = []
+        for path, x in zip(paths, features, strict=True):
+            shape = tuple(x.shape)
+            read.append(f"{path} {shape}")
         kind = type(self.losses[name]).__name__
-        students = ", ".join(layers.student)
-        teachers = ", ".join(path for _, path, _ in layers.teacher)
-        shapes = ", ".join(str(tuple(x.shape)) for x in (*student, *teacher))
         return UserError(
-            f"model.distill_losses.{name}: {kind} over the student's {students} and the teacher's "
-            f"{teachers}, of the shapes {shapes}: {error}"
+            f"model.distill_losses.{name}: {kind} over {', '.join(read)}, the student's layers first: {error}"
         )
 
     def _features(
@@ -356,9 +334,10 @@ class Objective(nn.Module):
             features: gives the student's.
             answer: the teacher's to the same pictures.
         """
-        for name, loss in self.regressed.items():
-            pair = self._features(name, features, answer)
-            yield from zip(loss.pairs, *pair, strict=True)
+        for name, loss in self.active.items():
+            if isinstance(loss, FeatureRegression):
+                pair = self._features(name, features, answer)
+                yield from zip(loss.pairs, *pair, strict=True)
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer, count: int) -> dict[str, Tensor]:
@@ -380,6 +359,6 @@ class Objective(nn.Module):
             for name in self.measurable:
                 loss = self.value(name, None, features, answer, batch)
                 losses[f"{name}_loss"] = loss
-                weighted_sum = weighted_sum + self.weight_of(name) * loss
+                weighted_sum = weighted_sum + self.active[name].weight * loss
         losses["feature_loss"] = weighted_sum
         return losses

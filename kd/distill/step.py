@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,7 +27,6 @@ from kd.losses import (
     PixelKDLoss,
     RegressionKDLoss,
 )
-from kd.losses.ranks import in_parallel
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
 from kd.optim import OptimSpec, as_optim
@@ -132,15 +132,18 @@ class Distillation(nn.Module):
         object.__setattr__(self, "teacher", run_teacher)
         object.__setattr__(self, "answering_teacher", run_teacher)
         if not isinstance(student, Student):
-            check_type("student", student, nn.Module, "a torch.nn.Module")
-            check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
-            given = AsGiven(student)
+            given = {"student": student, "task": task, "losses": losses, "taps": taps}
+            check_types({**given, "teacher_of": teacher_of, "data": data})
+            before = AsGiven(student)
             model = uncompiled(student)
-            objective = objective_of(
-                task, losses, task_loss_weight, taps, teacher_of, run_teacher, model
-            )
-            info = data or info_without_data(objective.task, model)
-            objective.task.settle(len(info.classes), info.ignore_index)
+            if task is None and learns_features_alone(model, losses):
+                task, task_loss_weight = Features(), 0.0
+            task = task or Classification()
+            if losses is None and run_teacher is not None:
+                losses = usual_losses(task)
+            objective = Objective(task, losses, task_loss_weight, taps, teacher_of)
+            info = data or info_without_data(task, model)
+            task.settle(len(info.classes), info.ignore_index)
             average = moving_average(model, ema_decay)
             own_input = input_of(model, "the student", prepare)
             take_students_floats(run_teacher, own_input)
@@ -148,10 +151,11 @@ class Distillation(nn.Module):
                 model, own_input, objective, info, run_teacher, average, as_optim(optim)
             )
             compile_as(student, model)
-            learner.given = given
+            learner.given = before
             student = learner
         self.student = student
-        self._range = RangeCheck()
+        self.range_check = RangeCheck()
+        """Looks at the first batch."""
 
     def forward(
         self,
@@ -171,7 +175,7 @@ class Distillation(nn.Module):
         """
         batch = as_batch((images, targets))
         if not torch.compiler.is_compiling():
-            self._range.look(images)
+            self.range_check.look(images)
             self.student.objective.check_targets(batch)
         if index is not None:
             batch["index"] = index
@@ -185,10 +189,10 @@ class Distillation(nn.Module):
         """The teacher's answer to a batch on its device: what the losses read of it; an empty answer where they read
         nothing, or without a teacher.
         """
-        wanted = self.student.objective.wanted
-        if self.answering_teacher is None or not wanted:
+        objective = self.student.objective
+        if self.answering_teacher is None or not objective.active:
             return Answer()
-        return self.answering_teacher.answer(batch, wanted)
+        return self.answering_teacher.answer(batch, objective.wanted)
 
     def learn(self, batch: Batch, answer: Answer) -> Terms:
         """The student's forward pass and the losses of one batch: ``total = sum_i weight_i * loss_i``.
@@ -210,8 +214,10 @@ class Distillation(nn.Module):
         taps: Any = student.taps if objective.reads_layers else nullcontext({})
         with annotate("student"):
             pictures = student.prepare(batch["image"])
-            # under autocast a timm model's weights are rounded together
-            with student.casts(pictures), taps as tapped:
+            casts: Any = nullcontext()
+            if torch.is_autocast_enabled(pictures.device.type):  # weights are rounded together
+                casts = student.casts(pictures)
+            with casts, taps as tapped:
                 output = student.model(pictures)
         features = partial(student.taps.read, tapped)
         # DeiT: the class token's logits learn from labels, the distillation token's from the teacher
@@ -226,64 +232,67 @@ class Distillation(nn.Module):
         # Each term's value and weight, by name.
         values: dict[str, Tensor] = {}
         weights: dict[str, float] = {}
-        for name in objective.active:
+        for name, loss in objective.active.items():
             values[name] = objective.value(name, taught_logits, features, answer, batch)
-            weights[name] = objective.weight_of(name)
+            weights[name] = loss.weight
         if objective.task_loss_weight:
             values["task"] = task.loss(logits, target)
             weights["task"] = objective.task_loss_weight
 
-        # Their weighted sum.
+        # Their weighted sum; where labels may be missing, each term by its share of the optimizer step's targets.
         total = logits.new_zeros((), dtype=torch.float32)
-        summed = values
+        counted = values
         window = batch.get("window")
-        if objective.lacks_labels and student.training and (window is not None or in_parallel()):
-            summed = by_share(objective, values, target, window)
-        for name, value in summed.items():
+        has_others = window is not None or (dist.is_available() and dist.is_initialized())
+        if objective.lacks_labels and student.training and has_others:
+            counted = by_share(objective, values, target, window)
+        for name, value in counted.items():
             total = total + weights[name] * value
         named = {f"{name}_loss": value.detach() for name, value in values.items()}
         named["loss"] = total.detach()
         return Terms(total, named)
 
 
-def objective_of(
-    task: Task | None,
-    losses: Mapping[str, DistillLoss] | None,
-    task_loss_weight: float,
-    taps: Mapping[str, TapSpec] | None,
-    teacher_of: Mapping[str, str] | None,
-    teacher: RunTeacher | None = None,
-    student: nn.Module | None = None,
-) -> Objective:
-    """What a student learns; the arguments are those of :class:`Distillation`, whose types are checked here (TypeError).
+ARGUMENTS: dict[str, tuple[type, str]] = {
+    "student": (nn.Module, "a torch.nn.Module"),
+    "task": (Task, "a task, such as kd.Classification(num_classes=10)"),
+    "data": (DataInfo, 'kd.DataInfo(classes=["apple", "bread"])'),
+    "losses": (Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}'),
+    "taps": (Mapping, 'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}'),
+    "teacher_of": (Mapping, "a dict: the name of a teacher by the name of a loss"),
+}  # fmt: skip
+"""Types of arguments of :class:`Distillation`, and what to give in words."""
+PARTS: dict[str, tuple[type, str]] = {
+    "losses": (
+        DistillLoss,
+        "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own",
+    ),
+    "taps": (TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")'),
+}
+"""The same of what some of them hold."""
 
-    A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone,
-    from pictures without labels, where no task is given. ``losses`` None: the task's usual ones where there is a teacher,
-    else none. ``teacher`` and ``student`` are read for these defaults alone.
-    """
-    given: list[tuple[str, object, type, str]] = [
-        ("task", task, Task, "a task, such as kd.Classification(num_classes=10)"),
-        ("losses", losses, Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}'),
-        ("taps", taps, Mapping, 'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}'),
-        ("teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"),
-    ]  # fmt: skip
-    for argument in given:
-        check_type(*argument)
-    for name, loss in (losses or {}).items():
-        allowed = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
-        check_type(f"losses['{name}']", loss, DistillLoss, allowed)
-    for name, tap in (taps or {}).items():
-        check_type(
-            f"taps['{name}']", tap, TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")'
-        )
-    no_classifier = getattr(student, "num_classes", None) == 0
-    reads_logits = any(isinstance(loss, LogitLoss) for loss in (losses or {}).values())
-    if task is None and losses and no_classifier and not reads_logits:
-        task, task_loss_weight = Features(), 0.0
-    task = task or Classification()
-    if losses is None and teacher is not None:
-        losses = usual_losses(task)
-    return Objective(task, losses, task_loss_weight, taps, teacher_of)
+
+def check_types(given: Mapping[str, object]) -> None:
+    """Refuses arguments of :class:`Distillation` by name that are neither None nor of their type (TypeError)."""
+    values = dict(given)
+    allowed = dict(ARGUMENTS)
+    for name, part in PARTS.items():
+        held = given[name]
+        for key in held if isinstance(held, Mapping) else ():
+            values[f"{name}['{key}']"] = held[key]
+            allowed[f"{name}['{key}']"] = part
+    for name, value in values.items():
+        kind, words = allowed[name]
+        if value is not None and not isinstance(value, kind):
+            got = type(value).__name__
+            raise TypeError(f"{name}: must be {words}, got {got}")
+
+
+def learns_features_alone(student: nn.Module, losses: Mapping[str, DistillLoss] | None) -> bool:
+    """Whether a model has no classifier (timm's ``num_classes=0``) and its losses read no logits: it needs no labels."""
+    if getattr(student, "num_classes", None) != 0 or not losses:
+        return False
+    return not any(isinstance(loss, LogitLoss) for loss in losses.values())
 
 
 def usual_losses(task: Task) -> dict[str, DistillLoss]:
@@ -292,22 +301,6 @@ def usual_losses(task: Task) -> dict[str, DistillLoss]:
         if not task.refuses(loss):
             return {"kd": loss}
     return {}
-
-
-def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
-    """Refuses what is neither of a kind nor None.
-
-    Args:
-        argument: its name, for the message.
-        given: its value.
-        kind: the class that it must be of.
-        allowed: what it may be, in words.
-
-    Raises:
-        TypeError: it is of another class.
-    """
-    if given is not None and not isinstance(given, kind):
-        raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
 
 
 def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:

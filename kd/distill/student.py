@@ -1,7 +1,8 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.data.batch import Batch, real_rows
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
 from kd.distill.casts import CastTogether
@@ -18,6 +18,7 @@ from kd.distill.fitting import check_apart
 from kd.distill.inherit.families import last_norm
 from kd.distill.objective import Objective
 from kd.errors import UserError
+from kd.losses import FeatureRegression
 from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.build import AUTO
@@ -111,10 +112,10 @@ class Student(nn.Module):
         self._follow_precision()
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
-        self.taps = Taps(model, [], prepare)
+        self.taps = Taps(model, [], prepare, self._trial)
         self.casts = CastTogether(model)
-        objective.bind(data, teacher, model, self.taps, self._trial)
-        inherits = start == "inherited" and teacher is not None and teacher.gives_logits(parent)
+        objective.bind(data, teacher, self.taps)
+        inherits = start == "inherited" and teacher is not None and teacher.members[parent].has_head
         self._brought = inherits or self._has_classifier_of_file
         self.has_two_heads = hasattr(model, "set_distilled_training") and objective.trains_logits
         """DeiT: logit losses train the classifier of a distillation token."""
@@ -191,21 +192,18 @@ class Student(nn.Module):
         """The model that trains and, where there is one, the one that holds its average."""
         return [self.model] if self.average is None else [self.model, self.average.module]
 
-    def _modules_of_losses(self) -> Iterator[nn.Module]:
-        """All modules of the losses that have a weight."""
-        for loss in self.objective.active.values():
-            yield from loss.modules()
-
     @property
     def standardizers(self) -> list[Standardizer]:
-        """What standardises the teachers' features, of all losses."""
-        return [each for each in self._modules_of_losses() if isinstance(each, Standardizer)]
+        """What standardises the teachers' features, of all losses that have a weight."""
+        parts = nn.ModuleList(self.objective.active.values()).modules()
+        return [part for part in parts if isinstance(part, Standardizer)]
 
     @property
     def is_settled_by_sample(self) -> bool:
         """Whether its losses need a sample before the first step: to standardise by, or to fit projections to."""
-        fits_projections = self.start == "inherited" and bool(self.objective.regressed)
-        return bool(self.standardizers) or fits_projections
+        losses = self.objective.active.values()
+        regresses = any(isinstance(loss, FeatureRegression) for loss in losses)
+        return bool(self.standardizers) or (self.start == "inherited" and regresses)
 
     @property
     def sample_size(self) -> int:
@@ -236,14 +234,11 @@ class Student(nn.Module):
         for of_loss in layers.values():
             read = self.taps.read(tapped, of_loss.student, of_loss.tokens)
             sums += [features.sum() for features in read]
-        trained = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                trained[f"model.{name}"] = parameter
-        gradients = torch.autograd.grad(sums, list(trained.values()), allow_unused=True)
-        for name, gradient in zip(trained, gradients, strict=True):
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(sums, [p for _, p in trained], allow_unused=True)
+        for (name, _), gradient in zip(trained, gradients, strict=True):
             if gradient is None:
-                names.append(name)
+                names.append(f"model.{name}")
         return names
 
     # -- before training ---------------------------------------------------------------------------------------------
@@ -444,37 +439,21 @@ class Student(nn.Module):
                 features.append(self.output_in(self.model(self.prepare(part))))
         bias -= torch.cat(features).mean(dim=0)
 
-    def measure(self, batch: Batch, answer: Answer) -> None:
-        """Adds the losses of a validation batch to the metrics of a student without a classifier; padding is left out.
-
-        Called on all ranks, also without pictures.
+    def measure(self, images: Tensor, answer: Answer, pictures: int) -> None:
+        """Adds the features and losses (:meth:`Objective.held_out`) of validation pictures to the metrics of a student
+        without a classifier.
 
         Args:
-            batch: on the student's device.
-            answer: the teacher's features of the same pictures, in the batch's order, padding among them.
+            images: ``(N, 3, H, W)`` on the student's device.
+            answer: the teacher's features of the same pictures.
+            pictures: N, or 0 where all are padding: then nothing is added.
         """
         assert isinstance(self.task, Features)
         with self._taps_of_final as tapped:
-            outputs = self.logits(batch["image"])
-        real = real_rows(batch)
-        count = len(outputs)
-        outputs = outputs[real]
-        losses: dict[str, Tensor] = {}
-        if len(outputs):
-
-            def of_real(x: Tensor) -> Tensor:
-                """The rows ``(rows, ...)`` of real pictures: a layer that works on windows gives several a picture."""
-                return x.unflatten(0, (count, -1))[real].flatten(0, 1)
-
-            def read(layers: list[str], form: str) -> list[Tensor]:
-                return [of_real(x) for x in self._taps_of_final.read(tapped, layers, form)]
-
-            features = {}
-            for layer, x in answer.features.items():
-                features[layer] = of_real(x)
-            taught = Answer(features=features)
-            losses = self.objective.held_out(read, taught, len(outputs))
-        self.task.held_out.update(outputs, losses)
+            outputs = self.logits(images)
+        read = partial(self._taps_of_final.read, tapped)
+        losses = self.objective.held_out(read, answer, len(images))
+        self.task.held_out.update(outputs[:pictures], losses)
 
 
 def info_without_data(task: Task, model: nn.Module) -> DataInfo:

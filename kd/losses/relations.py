@@ -81,6 +81,7 @@ class RKDLoss(FeatureLoss):
         student_distances = _distances(student)
         teacher_distances = _distances(teacher)
         distance = F.smooth_l1_loss(student_distances, teacher_distances)
+        # anew: in half precision the gradient of each term is rounded by itself
         student, teacher = _embeddings(student_features, teacher_features)
         student_angles = _angles(student, vertices)
         teacher_angles = _angles(teacher, vertices)
@@ -287,7 +288,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         return against_noise(scores - self.scale[side], self.num_samples)
 
     def _set_scale(self, side: int, scores: Tensor) -> None:
-        """Sets a normaliser from the first batch's scores ``(N, K + 1)``, where it is not set yet.
+        """Sets a normaliser from the first batch's scores ``(N, K + 1)``.
 
         ``Z = num_samples * mean exp(score)``, as the paper's code has it; :attr:`scale` holds ``log Z``.
 
@@ -298,10 +299,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         per_sample = scores.numel() / self.num_samples
         log_per_sample = scores.new_full((), per_sample).log()
         log_sum = scores.logsumexp((0, 1))
-        log_z = log_sum - log_per_sample
-        before = self.scale[side]
-        is_unset = before.isnan()
-        self.scale[side] = torch.where(is_unset, log_z, before)
+        self.scale[side] = log_sum - log_per_sample
 
     def _send_memory_once(self) -> None:
         """Once, rank 0's memory for all: from then on every process writes the same into its own."""

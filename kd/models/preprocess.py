@@ -60,7 +60,9 @@ class Preprocess:
         deviation, they are brought to this model's, as timm does for its teachers.
         """
         if images.is_floating_point():
-            return self._renormalised(images).to(self.dtype)
+            if self.floats not in (None, (self.mean, self.std)):
+                images = self._renormalised(images, *self.floats)
+            return images.to(self.dtype)
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
@@ -76,19 +78,16 @@ class Preprocess:
             .to(self.dtype)
         )
 
-    def _renormalised(self, images: Tensor) -> Tensor:
-        """Float pictures ``(N, 3, H, W)`` from the moments they have (:attr:`floats`) to this input's; as they are
-        without.
-        """
-        if self.floats is None or self.floats == (self.mean, self.std):
-            return images
+    def _renormalised(
+        self, images: Tensor, mean_before: Sequence[float], std_before: Sequence[float]
+    ) -> Tensor:
+        """Float pictures ``(N, 3, H, W)`` of one mean and standard deviation, brought to this input's."""
 
         def of_channels(values: Sequence[float]) -> Tensor:
             """``(C,)`` as ``(C, 1, 1)``, like the pictures."""
             tensor = torch.tensor(values, dtype=images.dtype, device=images.device)
             return tensor[..., None, None]
 
-        mean_before, std_before = self.floats
         unnormalised = images * of_channels(std_before) + of_channels(mean_before)
         centred = unnormalised - of_channels(self.mean)
         return centred / of_channels(self.std)

@@ -74,7 +74,11 @@ class Taps:
     """
 
     def __init__(
-        self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare
+        self,
+        model: nn.Module,
+        patterns: Sequence[str | list[str]],
+        size: Size | Prepare,
+        run: Callable[[], Any] | None = None,
     ) -> None:
         """Finds the layers that are caught.
 
@@ -82,8 +86,10 @@ class Taps:
             model: whose layers they are; they get forward hooks that stay, and that do nothing outside of a ``with``.
             patterns: layers, or lists of them, as of :class:`kd.settings.TapSpec`; more may follow by :meth:`add`.
             size: height and width of the model's input in pixels, or what prepares it.
+            run: runs the model on :data:`TRIAL` pictures, which show maps and shapes; None: on pictures of zeros.
         """
         self._model = model
+        self._run = run or self._run_zeros
         self._input_size = size
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
@@ -100,20 +106,36 @@ class Taps:
             return self._input_size
         return self._input_size.size
 
-    def add(
-        self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
-    ) -> None:
+    def paths_and_shapes(
+        self, patterns: str | list[str], tokens: str, key: str = KEY
+    ) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Adds layers; gives their paths, and the shapes that they give for :data:`TRIAL` pictures.
+
+        Args:
+            patterns: as of :meth:`add`.
+            tokens: as of :meth:`read`.
+            key: the setting that names the layers, for messages.
+
+        Raises:
+            UserError: a pattern that no layer matches, or a layer that no forward runs.
+        """
+        self.add(patterns, key)
+        with torch.no_grad(), evaluating(self._model), self as caught:
+            self._run()
+        shapes = [tuple(x.shape) for x in self.read(caught, patterns, tokens)]
+        return self.paths(patterns), shapes
+
+    def add(self, patterns: str | list[str], key: str = KEY) -> None:
         """Adds layers to read.
 
         Args:
             patterns: their paths, with ``*``, or the names ``maps``, ``maps@1/3``, ``maps@stride8`` and ``prelogits``.
-            run: runs the model once; called where a map has to be found by its size. None: on two pictures of zeros.
             key: the setting that names the layers, for messages.
 
         Raises:
             UserError: a pattern that no layer matches.
         """
-        for path in self.paths(patterns, run, key):
+        for path in self.paths(patterns, key):
             self._keys.setdefault(path, key)
             if path in self._hooked:
                 continue
@@ -123,16 +145,13 @@ class Taps:
             else:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
-    def paths(
-        self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
-    ) -> list[str]:
+    def paths(self, patterns: str | list[str], key: str = KEY) -> list[str]:
         """The paths of the layers that patterns name, each once: pattern by pattern, those of one in the model's order.
 
         They are found at the first call with these patterns and kept.
 
         Args:
             patterns: as of :meth:`add`.
-            run: likewise.
             key: the setting that names the layers, for messages.
 
         Raises:
@@ -141,20 +160,20 @@ class Taps:
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted in self._paths:  # once, not in every step: it walks the whole model
             return self._paths[wanted]
-        resolved = [self._map_at(pattern, run or self._run, key) for pattern in wanted]
+        resolved = [self._map_at(pattern, key) for pattern in wanted]
         paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
         if MAPS in paths:
             place = paths.index(MAPS)
-            paths[place] = self._last_map(run or self._run, key)
+            paths[place] = self._last_map(key)
         paths = list(dict.fromkeys(paths))
         self._paths[wanted] = paths
         return paths
 
-    def _map_at(self, pattern: str, run: Callable[[], Any], key: str) -> str:
+    def _map_at(self, pattern: str, key: str) -> str:
         """The layer that ``maps@1/3`` or ``maps@stride8`` means; any other pattern is returned as it is.
 
         A share is counted in timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the fourth. A ViT's map is
-        read as its next block normalises it. ``key`` and ``run`` are as of :meth:`add`.
+        read as its next block normalises it. ``key`` is as of :meth:`add`.
 
         Raises:
             UserError: timm lists no features of the model, or none at that share or stride.
@@ -162,7 +181,7 @@ class Taps:
         features = list(getattr(self._model, "feature_info", ()))
         stride = MAPS_OF_STRIDE.fullmatch(pattern)
         if stride is not None:
-            return self._map_of_stride(int(stride[1]), features, run, key)
+            return self._map_of_stride(int(stride[1]), features, key)
         share = MAPS_AT.fullmatch(pattern)
         if share is None:
             return pattern
@@ -183,11 +202,9 @@ class Taps:
             return normed
         return layer
 
-    def _map_of_stride(
-        self, stride: int, features: list[dict[str, Any]], run: Callable[[], Any], key: str
-    ) -> str:
+    def _map_of_stride(self, stride: int, features: list[dict[str, Any]], key: str) -> str:
         """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side; of a model
-        that timm has not built, the last of the outermost layers with such a map, which ``run`` (a forward) shows.
+        that timm has not built, the last of the outermost layers with such a map, which a forward shows.
 
         Raises:
             UserError: no layer has such a map; ``key`` begins the message.
@@ -199,7 +216,7 @@ class Taps:
                 return layers[stride]
             known = sorted(layers)
         else:
-            outputs, _ = self._outputs(run)
+            outputs, _ = self._outputs()
             sides = {path: self._sides(x) for path, x in outputs.items() if _has_places(x)}
             wanted = (height // stride, width // stride)
             paths = [path for path, side in sides.items() if side == wanted]
@@ -207,18 +224,15 @@ class Taps:
                 # the next stage's first layers, further in, may still have this stage's positions
                 return min(reversed(paths), key=lambda path: path.count("."))
             known = sorted({height // rows for rows, _ in sides.values()})
-        strides = ", ".join(str(each) for each in known) or "none"
+        maps = ", ".join(f"maps@stride{each}" for each in known) or "none"
         raise UserError(
-            f"{key}: no map of {_title(self._model)} has stride {stride} for pictures of {height}x{width}; strides: "
-            f"{strides}"
+            f"{key}: no layer of {_title(self._model)} gives maps@stride{stride}, one position for {stride}x{stride} "
+            f"pixels of a {height}x{width} picture; it has {maps}"
         )
 
     @torch.no_grad()
-    def _outputs(self, run: Callable[[], Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _outputs(self) -> tuple[dict[str, Any], list[Any]]:
         """What each layer gives in a forward in eval mode, by path, in the order in which they end.
-
-        Args:
-            run: runs the model once.
 
         Returns:
             The outputs (of a layer that runs again, the last one); and all outputs up to the end of timm's
@@ -246,29 +260,28 @@ class Taps:
             if forward_features is not None:
                 self._model.forward_features = recorded_forward  # type: ignore[assignment]
             with evaluating(self._model):
-                run()
+                self._run()
         finally:
             vars(self._model).pop("forward_features", None)
             for hook in hooks:
                 hook.remove()
         return outputs, before_end
 
-    def _run(self) -> None:
+    def _run_zeros(self) -> None:
         """A forward of two pictures of zeros."""
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
 
-    def _last_map(self, run: Callable[[], Any], key: str) -> str:
+    def _last_map(self, key: str) -> str:
         """The path of the outermost layer that gives what timm calls a model's features, or else the last map of more than
         one place.
 
         Args:
-            run: runs the model once.
             key: the setting that names the layers, for messages.
 
         Raises:
             UserError: no layer gives a map.
         """
-        outputs, before_end = self._outputs(run)
+        outputs, before_end = self._outputs()
         maps: dict[str, Tensor] = {}
         for path, output in outputs.items():
             first = _first(output)
@@ -478,24 +491,3 @@ def _last_layer(model: nn.Module) -> object:
         if isinstance(layer, nn.Module):
             return layer
     return None
-
-
-@torch.no_grad()
-def tap_shapes(
-    model: nn.Module, taps: Taps, patterns: str | list[str], tokens: str, run: Callable[[], Any]
-) -> list[tuple[int, ...]]:
-    """The shapes that layers give, by a forward in eval mode without gradients.
-
-    Args:
-        model: the tapped model; left in the mode it was in.
-        taps: its taps, with these layers.
-        patterns: the layers.
-        tokens: as of :meth:`Taps.read`.
-        run: runs the model once.
-
-    Returns:
-        For each layer its shape in the form of :meth:`Taps.read`, with the N of the pictures that ``run`` takes.
-    """
-    with evaluating(model), taps as caught:
-        run()
-    return [tuple(x.shape) for x in taps.read(caught, patterns, tokens)]

@@ -2,27 +2,26 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.data.batch import Batch, RangeCheck, as_batch
+from kd.data.batch import Batch, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.first_weights import give_first_weights
-from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
 from kd.distill.step import Distillation, GivenTeacher
 from kd.distill.student import Student
 from kd.fit_to_machine import Memory, apply_auto, restore_auto
 from kd.lightning_internals import trainer_of
 from kd.losses.base import equal_on_all_ranks
-from kd.module.evaluation import Validation, warn_of_repeats
+from kd.module.evaluation import Validation
 from kd.module.fits import sample_for_fits
 from kd.module.inference import Inference
 from kd.module.pace import (
@@ -75,6 +74,11 @@ class DistillationModule(Inference):
     True
     """
 
+    _logs = True
+    """Whether the step under way is logged."""
+    _factor = 1.0
+    """Of the loss of the step under way (:func:`kd.module.pace.window_factor`)."""
+
     def __init__(
         self,
         student: nn.Module | Student,
@@ -95,7 +99,6 @@ class DistillationModule(Inference):
         # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
         without_gradient = [f"student.{name}" for name in self.student.without_gradient()]
         self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
-        self._range = RangeCheck()
         self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
@@ -132,8 +135,8 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers; places the teacher; settles what is left to measure.
 
-        A resumed run neither starts its student nor settles its losses: the checkpoint has both. A student that
-        :meth:`begin` has started already is not started again. With loaders of the user's own, in place of kd's data
+        A resumed run neither starts its student nor settles its losses: the checkpoint has both. A second fit does not start
+        its student again. With loaders of the user's own, in place of kd's data
         module, there are no pictures to settle losses by, and nothing is measured.
         Lightning calls it in every process, before weights are sharded or loaded. The order matters: the student's
         start reads the teacher before it is cast to its precision; losses are settled on the started student; batch
@@ -152,12 +155,16 @@ class DistillationModule(Inference):
             device = self.trainer.strategy.root_device
             if self.teacher is not None and self.data is not None:
                 check_before_fits(self.teacher, self.data, self.student.objective.wanted)
-            lines = by_the_first(
-                self.trainer, self.student, lambda: self.begin(sample, self.data, device)
+            labelled = None
+            if self.data is not None:
+                labelled = self.data.sample
+            start = partial(
+                give_first_weights, [self.student], self.teacher, sample, labelled, device
             )
+            lines = by_the_first(self.trainer, self.student, start)
             self.begun = True
-            if lines and self.trainer.is_global_zero:
-                print("\n".join(lines), flush=True)
+            if any(lines) and self.trainer.is_global_zero:
+                print(*filter(None, lines), sep="\n", flush=True)
         if self.teacher is not None:
             self.teacher.to(
                 self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision))
@@ -182,34 +189,6 @@ class DistillationModule(Inference):
         self._ended = not self._ended
         self.student.exchange_given()
 
-    def begin(
-        self,
-        sample: Callable[[int], Tensor] | None,
-        data: DistillationDataModule | None,
-        device: torch.device = CPU,
-    ) -> list[str]:
-        """Gives the student its first weights, while the teacher is whole
-        (:func:`kd.distill.first_weights.give_first_weights`).
-
-        A resumed run does not call it.
-
-        Args:
-            sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
-                none.
-            data: labels them, for a new classifier that is fitted to labels; None: it is not.
-            device: where the run trains, and the fits run (that to the teacher's answers runs where the models are); each
-                model is put back where it was.
-
-        Returns:
-            Messages for the user about the student's first weights; none where nothing is unusual.
-        """
-        self.begun = True
-        labelled = None
-        if data is not None:
-            labelled = data.sample
-        messages = give_first_weights([self.student], self.teacher, sample, labelled, device)
-        return [message for message in messages if message]
-
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
         ``teacher`` as before. It is no submodule, so it is neither saved nor trained.
@@ -224,14 +203,13 @@ class DistillationModule(Inference):
         strategies nothing is done.
 
         Lightning calls it after :meth:`setup` in each of fit, validate, test and predict, in a fit before
-        :meth:`configure_optimizers`. Without a trainer nothing is done.
+        :meth:`configure_optimizers`.
 
         Raises:
             UserError: settings of the student that the strategy can't have (:meth:`kd.distill.sharding.Sharding.shard`).
         """
-        trainer = trainer_of(self)
-        if trainer is not None and isinstance(trainer.strategy, Sharding):
-            trainer.strategy.shard(self.student)
+        if isinstance(self.trainer.strategy, Sharding):
+            self.trainer.strategy.shard(self.student)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The student's optimizer (sharded with ``optim.zero``), with its schedule.
@@ -273,15 +251,12 @@ class DistillationModule(Inference):
         shorter = self.student.optim.note(pace)
         if shorter:
             notes.append(shorter)
-        moving = []
         for name, loss in objective.active.items():
-            if getattr(loss, "final_temperature", None) is not None:
-                moving.append(name)
-        if moving and self.planned_epochs < 2:
-            notes.append(
-                f"final_temperature of {', '.join(sorted(moving))}: moves over the epochs, and the run has one: "
-                "it is not reached"
-            )
+            if getattr(loss, "final_temperature", None) and self.planned_epochs < 2:
+                notes.append(
+                    f"model.distill_losses.{name}.final_temperature: moves over the epochs, and the run has one: it is "
+                    "not reached"
+                )
         return notes
 
     def on_fit_start(self) -> None:
@@ -309,30 +284,38 @@ class DistillationModule(Inference):
             In training the batch with a cache's answers, in validation with the teacher's known decisions; else neither.
         """
         batch = as_batch(batch)
-        self._range.look(batch.get("image"))
-        trainer = trainer_of(self)
+        self.distillation.range_check.look(batch.get("image"))
+        trainer = self.trainer
         if self.data is None:
-            self._check_targets(batch, trainer is None or trainer.training)
-        if trainer is None:
-            return batch
+            self._check_targets(batch)
         if trainer.training and self.answering_teacher is not None:
             return self.answering_teacher.fetch(batch)
         if trainer.validating or trainer.sanity_checking:
             return self.validation.with_known(batch)
         return batch
 
-    def _check_targets(self, batch: Batch, training: bool) -> None:
+    def _check_targets(self, batch: Batch) -> None:
         """Refuses targets of a loader of the user's own, still on the host, in another form than the task's."""
-        if training:
+        if self.trainer.training:
             self.student.objective.check_targets(batch)
-        elif (
-            self.student.is_measured and not self.trainer.predicting
-        ):  # predictions read no targets
+            return
+        is_read = self.student.is_measured and not self.trainer.predicting
+        if is_read:
             self.task.check_targets(batch["target"], len(batch["image"]), training=False)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Tells the losses the epoch, and how many are planned: schedules of weights and temperatures follow them."""
+        """Prepares a step: passes the epoch to the losses, whose schedules follow it, and seeds dropout and the like.
+
+        The seed is of (seed, epoch, batch, rank), so that a resumed run draws what the uninterrupted one drew. With loaders
+        of the user's own the random numbers are the user's too. ``batch_idx`` is that of the epoch.
+        """
         self.student.objective.set_epoch(self.current_epoch, self.planned_epochs)
+        self._logs = logs_now(self.trainer)
+        self._factor = window_factor(self.trainer, batch_idx)
+        if self.data is not None:
+            step = self.current_epoch * 1_000_003 + batch_idx
+            seed_of_step = self.data.seed * 7_919 + step
+            seed_step(seed_of_step * 4_096 + self.global_rank, self.device)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
         """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then the student's
@@ -340,29 +323,14 @@ class DistillationModule(Inference):
         """
         batch = as_batch(batch)
         answer = self.distillation.answer(batch)
-        trainer = trainer_of(self)
-        if trainer is not None:
-            self._seed(batch_idx)
         terms = self.distillation.learn(batch, answer)
-        if trainer is None or logs_now(trainer):
+        if self._logs:
             for term, value in terms.named.items():
                 self.log(f"train/{term}", value)
         loss = terms.total
-        factor = 1.0 if trainer is None else window_factor(trainer, batch_idx)
-        if factor != 1:
-            loss = loss * factor
+        if self._factor != 1:
+            loss = loss * self._factor
         return {"loss": loss, "terms": terms.named, "answer": answer}
-
-    def _seed(self, batch_idx: int) -> None:
-        """Seeds dropout and the like by (seed, epoch, batch, rank): a resumed run draws what the uninterrupted one drew.
-
-        ``batch_idx`` is that of the epoch. With loaders of the user's own nothing is seeded.
-        """
-        if self.data is None:  # the random numbers are the user's, too
-            return
-        step = self.current_epoch * 1_000_003 + batch_idx
-        seed_of_step = self.data.seed * 7_919 + step
-        seed_step(seed_of_step * 4_096 + self.global_rank, self.device)
 
     def configure_gradient_clipping(
         self,
@@ -396,13 +364,8 @@ class DistillationModule(Inference):
         self.student.move_average(self.trainer.global_step + 1)  # this step is not counted yet
 
     def on_validation_start(self) -> None:
-        """Brings a classifier that is made of the teacher's up to date (SimKD); warns where a user's own loaders repeat
-        samples (:func:`kd.module.evaluation.warn_of_repeats`).
-        """
+        """Brings a classifier that is made of the teacher's up to date (SimKD)."""
         self.student.take_classifier()
-        trainer = trainer_of(self)
-        if trainer is not None and self.data is None:
-            warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
         """Brings a classifier that is made of the teacher's up to date (SimKD), for the export: there may have been no
@@ -423,15 +386,13 @@ class DistillationModule(Inference):
         """Refuses another teacher, other data or classes, or states that do not fit; restores what ``auto`` had chosen.
 
         Lightning calls it with the checkpoint as read, before it loads anything of it (FSDP has loaded weights and
-        optimizers itself). Without a trainer nothing is compared. Weights, loops, and states of optimizers and schedules
+        optimizers itself). Weights, loops, and states of optimizers and schedules
         are compared for a fit alone; with kd's data module the batch size and the cache that ``auto`` had chosen are
         restored in any case.
 
         Raises:
             UserError: the first difference, by its key.
         """
-        if trainer_of(self) is None:
-            return
         self.resume.check(checkpoint, self.data)
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.resume.check_states(checkpoint, self.trainer, self)

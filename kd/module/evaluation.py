@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
 
 from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
@@ -23,33 +21,6 @@ from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.tasks.label_free import PROBE
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
-
-
-def warn_of_repeats(loaders: object) -> None:
-    """Warns where loaders of the user's own repeat samples, so that all processes have equally many.
-
-    kd's loaders mark such padding and leave it out of the metrics. Torch's DistributedSampler, which Lightning puts into
-    a user's loader, does not tell it from a sample.
-
-    Args:
-        loaders: a loader, or a list or dict of them, as ``trainer.val_dataloaders`` has them.
-    """
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if not isinstance(loaders, list | tuple):
-        loaders = [loaders]
-    for loader in loaders:
-        sampler = getattr(loader, "sampler", None)
-        if not isinstance(sampler, DistributedSampler):
-            continue
-        count = len(sampler.dataset)  # type: ignore[arg-type]
-        repeated = sampler.total_size - count
-        if repeated > 0:
-            rank_zero_warn(
-                f"validation: {repeated} of {count} samples count twice in the metrics, as torch's DistributedSampler "
-                f"repeats them for {sampler.num_replicas} processes; a kd.DistillationDataModule counts each once",
-                category=UserWarning,
-            )
 
 
 @dataclass
@@ -99,13 +70,13 @@ def look(
     real = real_rows(batch)
     images = batch["image"][real]
     target = batch["target"][real]
+    if "decided" in batch:
+        teacher = None
     if not len(images):
         images = batch["image"].to(device)
-        if in_step:
-            for student in students.values():
-                student(images)
-        runs = "decided" not in batch  # as for pictures
-        if runs and teacher is not None and teacher.is_shared_out:
+        for student in students.values() if in_step else ():
+            student(images)
+        if teacher is not None and teacher.is_shared_out:
             teacher.answer({"image": images}, Wanted())
         return None
     images = images.to(device, non_blocking=True)
@@ -116,12 +87,10 @@ def look(
     seen = Seen(target, pictures.get("index"))
     if "decided" in batch:
         seen.decided = batch["decided"][real].to(images.device)
-    elif teacher is not None:
+    if teacher is not None:
         taught: Mapping[str, Any] = teacher.answer(pictures, Wanted()).logits
-        for name, logits in taught.items():
-            if members or name == ALL:
-                fitted = task.fit(logits, target)
-                seen.taught[name] = fitted
+        names = taught if members else [name for name in taught if name == ALL]
+        seen.taught = {name: task.fit(taught[name], target) for name in names}
         if ALL in seen.taught:
             seen.decided = task.decide(seen.taught[ALL])
     seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}
@@ -183,8 +152,14 @@ class Validation:
         teacher = self.teacher
         if student.gives_features:
             if teacher is not None:
-                answer = teacher.answer({"image": batch["image"]}, student.objective.wanted)
-                student.measure(batch, answer)
+                images = batch["image"][real_rows(batch)]
+                pictures = len(images)
+                if (
+                    not pictures
+                ):  # padding alone runs all the same: others may wait for this process
+                    images = batch["image"]
+                answer = teacher.answer({"image": images}, student.objective.wanted)
+                student.measure(images, answer, pictures)
             return None
         if not student.is_measured:
             return None
@@ -282,8 +257,7 @@ def look_at(
         indices.append(batch["index"].to(device))
         targets.append(batch["target"].to(device))
     index = _of_all_ranks(indices)
-    padding = int((index < 0).sum())  # it comes first
-    order = index.argsort()[padding:]
+    order = index.argsort()[int((index < 0).sum()) :]  # padding comes first
     pictures = data.split("probe")
     assert isinstance(pictures, Joined)
     class_ids = _of_all_ranks(targets)[order]
@@ -356,10 +330,10 @@ def metrics_of_student(
         if seen.index is not None:
             for listener in listeners:
                 listener.update(seen.logits[""], taught, seen.target, seen.index)
-    metrics = {}
-    for name, measured in tasks.items():
-        metrics[name] = {metric: float(value) for metric, value in measured.compute().items()}
-    return metrics
+    return {
+        name: {metric: float(value) for metric, value in measured.compute().items()}
+        for name, measured in tasks.items()
+    }
 
 
 @dataclass
@@ -387,13 +361,11 @@ class Answers:
         A model's columns are its name (``label``, ``student``, ``teacher``) with each ending that the task's rows have,
         of which one may be empty.
         """
-        answers = {"label": target, "student": student}
-        if teacher is not None:
-            answers["teacher"] = teacher
         columns: dict[str, Sequence[str]] = {}
-        for name, answer in answers.items():
-            cells_by_ending = self.task.rows(answer, self.classes)
-            for ending, cells in cells_by_ending.items():
+        for name, answer in (("label", target), ("student", student), ("teacher", teacher)):
+            if answer is None:
+                continue
+            for ending, cells in self.task.rows(answer, self.classes).items():
                 columns[f"{name}{ending}"] = cells
         rows = zip(*columns.values(), strict=True)
         for i, row in zip(index.tolist(), rows, strict=True):
@@ -417,11 +389,5 @@ class Answers:
         same, and the answers names (:attr:`are_names`).
         """
         others_right = other.right()
-        this_alone = 0
-        other_alone = 0
-        for i, is_right in self.right().items():
-            if is_right and not others_right[i]:
-                this_alone += 1
-            if others_right[i] and not is_right:
-                other_alone += 1
-        return this_alone, other_alone
+        pairs = [(is_right, others_right[i]) for i, is_right in self.right().items()]
+        return pairs.count((True, False)), pairs.count((False, True))

@@ -68,8 +68,7 @@ class Inference(LightningModule):
 
     def _runs_in_step(self) -> bool:
         """Whether all processes must run the student equally often; False without a trainer (called by hand)."""
-        trainer = trainer_of(self)
-        return trainer is not None and isinstance(trainer.strategy, Sharding)
+        return isinstance(getattr(trainer_of(self), "strategy", None), Sharding)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>``."""

@@ -33,16 +33,12 @@ class PictureOutcomes:
 
         ``teacher`` is None where there is none; then :meth:`of` knows no teacher.
         """
-        logits = {"student": student}
-        if teacher is not None:
-            logits["teacher"] = teacher
-        for model, answer in logits.items():
-            if self._measures_errors:
-                usable = answer.isfinite()
-            else:
-                usable = ~answer.isnan()
-            pictures = (~usable).flatten(1).any(1).sum().item()
-            self.invalid[model] = self.invalid.get(model, 0) + int(pictures)
+        for model, answer in (("student", student), ("teacher", teacher)):
+            if answer is None:
+                continue
+            unusable = ~answer.isfinite() if self._measures_errors else answer.isnan()
+            pictures = int(unusable.flatten(1).any(1).sum())
+            self.invalid[model] = self.invalid.get(model, 0) + pictures
             outcome = self.task.outcome(answer, target).cpu().numpy()
             self.values.setdefault(model, []).append(outcome.astype(np.float64))
         self.numbers.append(index.cpu().numpy())
@@ -63,8 +59,7 @@ class PictureOutcomes:
         values = np.concatenate(self.values["student"])
         if self._measures_errors:
             return places
-        rows = values.reshape(len(values), -1)
-        is_labelled = ~np.isnan(rows).any(1)
+        is_labelled = ~np.isnan(values.reshape(len(values), -1)).any(1)
         return places[is_labelled[places]]
 
     def of(self, model: str) -> Outcomes | None:

@@ -87,10 +87,8 @@ class Resume:
         for key, now in (("kd_teacher", self.teacher), ("kd_classes", self._classes)):
             then = checkpoint.get(key, now)
             if then != now:
-                what = key.removeprefix("kd_")
-                raise UserError(
-                    f"resume: the checkpoint was made with another {what} ({then}, now {now})"
-                )
+                made = f"the checkpoint was made with another {key.removeprefix('kd_')}"
+                raise UserError(f"resume: {made} ({then}, now {now})")
         if data is not None and "batch_size" in data.auto:
             size = checkpoint.get("kd_batch_size", data.batch_size)
             if type(size) is not int or size < 1:
@@ -118,18 +116,18 @@ class Resume:
         """
         place = f"resume: {trainer.ckpt_path}"
         check_weights(checkpoint.get("state_dict", {}), module, place)
-        loops = checkpoint.get("loops") or {}
-        expected_loops = {"fit_loop": trainer.fit_loop.state_dict()}
-        if isinstance(loops, Mapping):  # those of validation and the like may be anything
-            expected_loops = {**loops, **expected_loops}
-        check_form(loops, expected_loops, f"{place}: loops")
-        plugin = type(trainer.precision_plugin).__qualname__
-        if plugin in checkpoint:
-            check_form(
-                checkpoint[plugin], trainer.precision_plugin.state_dict(), f"{place}: {plugin}"
-            )
-        for key in ("global_step", "epoch"):
-            check_form(checkpoint.get(key, 0), 0, f"{place}: {key}")
+        loops = checkpoint.get("loops")
+        others = loops if isinstance(loops, Mapping) else {}  # of validation and the like: anything
+        precision = trainer.precision_plugin
+        expected: dict[str, object] = {
+            "loops": {**others, "fit_loop": trainer.fit_loop.state_dict()},
+            type(precision).__qualname__: precision.state_dict(),
+            "global_step": 0,
+            "epoch": 0,
+        }
+        for key, form in expected.items():
+            if key in checkpoint:
+                check_form(checkpoint[key], form, f"{place}: {key}")
         self._schedules = checkpoint.get("lr_schedulers", [])
         if trainer.strategy.restore_checkpoint_after_setup:
             self._check_schedules(trainer)

@@ -7,6 +7,7 @@ therefore loaded only if it has the form of the state that this run would have w
 ``place`` is, in all functions, the path of a value in the checkpoint: it begins a user's error.
 """
 
+import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from kd.errors import UserError, plain
 
@@ -66,9 +68,8 @@ def _refused(value: object, expected: object) -> str:
     without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
     """
     may_be_null = value is None or isinstance(value, bool)
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats
-    is_finite = number is not None and abs(number) < MOST
+    is_finite = isinstance(value, int | float) and not may_be_null and abs(value) < MOST
     if isinstance(expected, Tensor):
         wanted = _shown(expected)
         if not isinstance(value, Tensor) or _shown(value) != wanted:
@@ -84,7 +85,7 @@ def _refused(value: object, expected: object) -> str:
     if isinstance(expected, int | float):
         if not is_finite or (isinstance(expected, int) and not isinstance(value, int)):
             return f"be a finite number{', whole' * isinstance(expected, int)}"
-        return "not be negative" if number is not None and expected >= 0 > number else ""
+        return "not be negative" if expected >= 0 > value else ""  # type: ignore[operator]
     return "" if value == expected else f"be {_shown(expected)}"  # a word, a dtype
 
 
@@ -105,12 +106,9 @@ def check_numbers(value: object, place: str) -> None:
     for key, part in value.items():
         if isinstance(part, Mapping):
             check_numbers(part, f"{place}.{key}")
-            continue
-        is_number = isinstance(part, int | float) and not isinstance(part, bool)
-        if not isinstance(key, str) or not is_number:
-            raise UserError(
-                f"{place}: must map names to numbers, got {_shown(key)}: {_shown(part)}"
-            )
+        elif not isinstance(key, str) or type(part) not in (int, float):
+            shown = f"{_shown(key)}: {_shown(part)}"
+            raise UserError(f"{place}: must map names to numbers, got {shown}")
 
 
 def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> None:
@@ -126,13 +124,9 @@ def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> No
     """
     for name, expected in module.state_dict().items():
         value = state.get(name, expected)
-        same_kind = False
-        if isinstance(value, Tensor):
-            same_kind = value.is_floating_point() == expected.is_floating_point()
-        if not same_kind:
-            wanted = _shown(expected)
-            given = _shown(value)
-            raise UserError(f"{place}: {name} must be {wanted}, got {given}")
+        if isinstance(value, Tensor) and value.is_floating_point() == expected.is_floating_point():
+            continue
+        raise UserError(f"{place}: {name} must be {_shown(expected)}, got {_shown(value)}")
 
 
 def check_optimizers(
@@ -144,93 +138,79 @@ def check_optimizers(
 ) -> None:
     """Compares the optimizers' states in a checkpoint with the weights that they are for, before they are loaded.
 
+    torch numbers the parameters of all groups of an optimizer from 0, in their order, and so must the checkpoint.
+
     Args:
         optimizers: of this run, as Lightning has them.
-        states: what the checkpoint has below ``optimizer_states``.
+        states: what the checkpoint has below ``optimizer_states``: of each ``state`` by the parameter's number, and
+            ``param_groups``.
         weights: of the checkpoint, by name: another precision has states of its own dtype.
         module: has the parameters, by the same names.
         place: names the checkpoint in the message.
 
     Raises:
-        UserError: the first state that does not fit.
+        UserError: the first difference.
     """
     if not isinstance(states, list) or len(states) != len(optimizers):
         raise UserError(
             f"{place}: must have {len(optimizers)} optimizer_states, got {_shown(states)}"
         )
-    names = {}
-    for name, parameter in module.named_parameters():
-        names[id(parameter)] = name
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
     for optimizer, state in zip(optimizers, states, strict=True):
         _check_optimizer(optimizer, state, weights, names, place)
 
 
 def _check_optimizer(
     optimizer: Optimizer,
-    state: Mapping[str, Any],
+    state: object,
     weights: Mapping[str, Tensor],
     names: Mapping[int, str],
     place: str,
 ) -> None:
-    """Compares one optimizer: its groups and their settings, then the state of each parameter.
+    """Compares one optimizer's groups and their settings, then the state of each parameter.
 
-    torch numbers the parameters of all groups from 0, in their order, and so must the checkpoint.
-
-    Args:
-        optimizer: of this run.
-        state: its state in the checkpoint: ``state`` by the parameter's number, and ``param_groups``.
-        weights: of the checkpoint, by name.
-        names: of the parameters, by their ids.
-        place: names the checkpoint in the message.
-
-    Raises:
-        UserError: the first difference.
+    Arguments as of :func:`check_optimizers`, but for the parameters' ``names`` by their ids.
     """
-    own_groups = optimizer.param_groups
-    numbers = []
-    count = 0
-    for own in own_groups:
-        numbers.append(list(range(count, count + len(own["params"]))))
-        count += len(own["params"])
-    saved_state: Any = state if isinstance(state, Mapping) else {}
-    groups = saved_state.get("param_groups")
-    contents = saved_state.get("state")
-    of_groups: list[object] = []
+    saved: Any = state if isinstance(state, Mapping) else {}
+    groups = saved.get("param_groups")
+    contents = saved.get("state")
+    counter = itertools.count()
+    numbers = [[next(counter) for _ in own["params"]] for own in optimizer.param_groups]
+    numbered = []
     for group in groups if isinstance(groups, list) else ():
-        of_group = group.get("params") if isinstance(group, Mapping) else None
-        is_numbers = isinstance(of_group, list) and all(type(one) is int for one in of_group)
-        of_groups.append(of_group if is_numbers else None)
-    if of_groups != numbers or not isinstance(contents, Mapping):
+        numbered.append(group.get("params") if isinstance(group, Mapping) else None)
+    if numbered != numbers or not isinstance(contents, Mapping):
         sizes = [len(of_group) for of_group in numbers]
         raise UserError(
             f"{place}: an optimizer's state must have state, and param_groups of {sizes} parameters numbered from 0, "
             f"got {_shown(groups or state)}"
         )
-    for key in contents:
-        if type(key) is not int or not 0 <= key < count:
-            raise UserError(
-                f"{place}: the optimizer's state is of parameter {_shown(key)}, which it does not have"
-            )
 
     # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
     converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
-    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
-        first = own["params"][0]
-        _, settings = _rehearsed(optimizer, own, first.shape, first.dtype)
-        check_form(_settings(group), settings, f"{place}: the optimizer's param_groups.{number}")
-        after_a_step: dict[object, dict[str, Any] | None] = {}  # by shape and dtype
-        for key, parameter in zip(group["params"], own["params"], strict=True):
-            name = names.get(id(parameter), f"parameter {key}")
-            saved = weights.get(name)
+    left = dict(contents)
+    for i, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+        after_a_step: dict[object, tuple[Any, dict[str, Any]]] = {}  # by shape and dtype
+        for number, parameter in zip(numbers[i], own["params"], strict=True):
+            name = names.get(id(parameter), f"parameter {number}")
             dtype = parameter.dtype
-            if converts and saved is not None and saved.is_floating_point():
-                dtype = saved.dtype
+            if converts and name in weights and weights[name].is_floating_point():
+                dtype = weights[name].dtype
             form = (parameter.shape, dtype)
             if form not in after_a_step:
-                after_a_step[form], _ = _rehearsed(optimizer, own, *form)
-            content = contents.get(key, {})
-            of_parameter = f"{place}: the optimizer's state of {name}"
-            _check_state(content, after_a_step[form], parameter, of_parameter)
+                after_a_step[form] = _rehearsed(optimizer, own, *form)
+            expected, settings = after_a_step[form]
+            content = left.pop(number, {})
+            if content != {}:  # else no gradient has come yet
+                _check_state(
+                    content, expected, parameter, f"{place}: the optimizer's state of {name}"
+                )
+        # a checkpoint's whole numbers may be fractions
+        for key, value in settings.items():
+            if type(value) is int:
+                settings[key] = float(value)
+        check_form(_settings(group), settings, f"{place}: the optimizer's param_groups.{i}")
+    check_form(left, {}, f"{place}: the optimizer's state")
 
 
 def _check_state(
@@ -240,36 +220,31 @@ def _check_state(
 
     Args:
         content: of the checkpoint, state by name (``exp_avg``, ``step``, ...).
-        expected: what a step would write, likewise; None, of an optimizer of the user's own: tensors, also in lists, must
-            be finite and have the parameter's shape or one number.
+        expected: what a step would write, all of which it must have; None, of an optimizer of the user's own: tensors, also
+            in lists, must be finite and have the parameter's shape or one number.
         parameter: of the run.
         place: see the module.
 
     Raises:
-        UserError: a state of another form, one too many or too few; an empty ``content`` passes.
+        UserError: a state of another form, one too many or too few.
     """
-    if expected is not None:
-        if content == {}:  # no gradient has come yet
-            return
-        check_form(content, expected, place)
-        missing = sorted(expected.keys() - content.keys())  # type: ignore[attr-defined]
-        if missing:
-            raise UserError(f"{place}: has no {missing[0]}")
-        return
     if not isinstance(content, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(content)}")
-    left = list(content.items())
-    while left:
-        key, value = left.pop(0)
-        if isinstance(value, list | tuple):
-            left += [(key, part) for part in value]
-        if not isinstance(value, Tensor):
-            continue
-        wanted = _not_finite(value)
-        if value.numel() != 1 and value.shape != parameter.shape:
-            wanted = f"have the shape {tuple(parameter.shape)}"
-        if wanted:
-            raise UserError(f"{place}: {key} must {wanted}, got {_shown(value)}")
+    if expected is not None:
+        check_form(content, expected, place)
+        for key in expected:
+            if key not in content:
+                raise UserError(f"{place}: has no {key}")
+        return
+    for key, value in content.items():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(part, Tensor):
+                continue
+            wanted = _not_finite(part)
+            if part.numel() != 1 and part.shape != parameter.shape:
+                wanted = f"have the shape {tuple(parameter.shape)}"
+            if wanted:
+                raise UserError(f"{place}: {key} must {wanted}, got {_shown(part)}")
 
 
 def _rehearsed(
@@ -288,7 +263,7 @@ def _rehearsed(
 
     Returns:
         The parameter's state by name (``exp_avg``, ...), None for an optimizer of the user's own; and the group's settings
-        after the step, as some optimizers count their steps there, whole numbers as fractions.
+        after the step, as some optimizers count their steps there.
 
     Raises:
         UserError: the step fails.
@@ -296,16 +271,14 @@ def _rehearsed(
     inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     own = _settings(group)
     if not type(inner).__module__.startswith(("torch.", "timm.", "kd.")):
-        return None, _any_number(own)
+        return None, own
     parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
     parameter.grad = torch.zeros_like(parameter)
     # what it held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then
     alike = (
         held for other, held in inner.state.items() if (other.shape, other.dtype) == (shape, dtype)
     )
-    state = {}
-    for name, value in next(alike, {}).items():
-        state[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    state = tree_map_only(Tensor, lambda x: x.detach().cpu().clone(), dict(next(alike, {})))
     copied = object.__new__(type(inner))
     copied.__dict__.update(vars(inner))
     copied.__dict__.pop("step", None)  # the wrapper that a schedule puts around the real one's
@@ -320,17 +293,12 @@ def _rehearsed(
     except Exception as error:
         raise UserError(f"resume: the optimizer can't make a step: {plain(error)}") from error
     after = {**_settings(copied.param_groups[0]), **{name: own[name] for name in on_cpu}}
-    return dict(copied.state[parameter]), _any_number(after)
+    return dict(copied.state[parameter]), after
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters and their names."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
-
-
-def _any_number(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same settings with whole numbers as fractions, which a checkpoint's may be."""
-    return {key: float(value) if type(value) is int else value for key, value in settings.items()}
 
 
 def _shown(value: object) -> str:

@@ -133,7 +133,7 @@ class OwnRun(Watched):
         """
         student = RunContext.of(trainer).student
         objective = student.objective
-        weights = {loss: objective.weight_of(loss) for loss in objective.losses}
+        weights = {name: loss.weight for name, loss in objective.losses.items()}
         weights["task"] = objective.task_loss_weight
         weighted: dict[str, float] = {}
         for loss, weight in weights.items():

@@ -48,6 +48,7 @@ def assemble(
     teacher_of: dict[str, str] | None = None,
     ema_decay: float | None = None,
     optim: OptimSpec | None = None,
+    built: RunTeacher | None = None,
 ) -> DistillationModule:
     """A module from settings: what recipes hold below ``model``.
 
@@ -63,6 +64,7 @@ def assemble(
         teacher_of: the teacher that a loss of that name reads.
         ema_decay: of the moving average of the weights; None: without.
         optim: the optimizer's settings; None: the defaults.
+        built: the teacher, built of these settings before; None: it is built.
 
     Raises:
         UserError: settings that contradict each other; it names the key.
@@ -83,9 +85,9 @@ def assemble(
         teacher = teacher and replace(teacher, head=False)
         teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
     build_all = partial(build_teachers, teacher, teachers or {}, data.classes, task.dense)
-    found = None
+    found = built
     if student.arch == AUTO:
-        found = build_all()
+        found = found or build_all()
         student = _relative_student(student, found)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
@@ -97,7 +99,7 @@ def assemble(
         dense=task.dense,
     )
     model = build(own_patches(student))
-    found = build_all() if found is None else found
+    found = found or build_all()
     _report_larger(student, model, found)
     begun = choose_start(student, model, found, build)
     if begun.start == "scratch" and not student.inherit and found is not None and found.stored:

@@ -68,7 +68,7 @@ from kd.storage.run_urls import folder_of_recipe
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
-from kd.teachers import attach_answers
+from kd.teachers import RunTeacher, attach_answers
 
 BUILT: dict[type, Callable[..., object]] = {
     StudentSettings: StudentSpec,
@@ -161,20 +161,21 @@ def _fit_batch(run: Run) -> None:
     run.data.auto -= {"batch_size"}
 
 
-def _module(run: Run, config: Tree) -> DistillationModule:
+def _module(run: Run, config: Tree, teacher: RunTeacher | None = None) -> DistillationModule:
     """The module: student, teachers, losses and the optimizer's settings.
 
     Args:
         run: has the data.
         config: all settings.
+        teacher: built of these settings before; None: it is built.
     """
     optim = built(OptimSettings, config["optim"], "optim", run.trusted)
     arguments = arguments_of(LearningSettings, config["model"], "model", run.trusted)
-    return assemble(run.data.info, optim=optim, **arguments)
+    return assemble(run.data.info, optim=optim, built=teacher, **arguments)
 
 
 def module_of(run: Run, differences: Mapping[str, Any]) -> DistillationModule:
-    """The module of a built run with other settings of its student; data and seed are the run's.
+    """The module of a built run with other settings of its student; teacher, data and seed are the run's.
 
     Args:
         run: stays as it is.
@@ -182,7 +183,7 @@ def module_of(run: Run, differences: Mapping[str, Any]) -> DistillationModule:
     """
     config = change(run.config, [differences], run.trusted)
     _seed(run)
-    return _module(run, config)
+    return _module(run, config, run.module.teacher)
 
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:

@@ -165,9 +165,7 @@ class Task(KeepsDtype):
         return self.decide(logits) == self.decide(others)
 
     def compared(self, answer: Tensor) -> Tensor:
-        """Answers, or targets, in the form that losses over logits compare: numbers (a regression's) standardised, others
-        unchanged; of the same shape.
-        """
+        """Answers, or targets, in the form that losses of numbers (``for_numbers``) compare; of the same shape."""
         return answer
 
     def learns_from(self, kind: str) -> bool:

@@ -296,12 +296,7 @@ class AnswerStore:
             return np.ones(index.shape, dtype=bool)
         if self.kind.every_view:
             view = 0
-        file = self._files[view]
-        are_written = []
-        for number in index.tolist():
-            head = os.pread(file, CRC_BYTES, number * self.record_bytes)
-            are_written.append(any(head))
-        return np.array(are_written, dtype=bool)
+        return are_written(self._files[view], index, self.record_bytes)
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
         """Stores records where none is yet, each with its checksum; under the cache's lock.
@@ -332,11 +327,10 @@ class AnswerStore:
             yield np.arange(first, min(first + count, self.samples))
 
     def filled(self) -> float:
-        """The share of all records, in [0, 1], that are written, by any process; reads the whole files."""
-        written = 0
-        for file in self._files.values():
-            written += count_written(file, self.samples, self.record_bytes)
-        return written / (self.views * self.samples)
+        """The share of all records, in [0, 1], that are written, by any process; some may be damaged."""
+        index = np.arange(self.samples)
+        shares = [self.written(view, index).mean() for view in range(self.views)]
+        return float(np.mean(shares))
 
 
 def view_file(view: int) -> str:
@@ -444,28 +438,19 @@ def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) ->
         )
 
 
-def count_written(file: int, samples: int, record_bytes: int) -> int:
-    """Counts the records of an open ``file`` of so many pictures that have a checksum, which is not compared."""
-    written = 0
-    at_once = max(1, AT_ONCE // record_bytes)
-    for first in range(0, samples, at_once):
-        count = min(at_once, samples - first)
-        data = os.pread(file, count * record_bytes, first * record_bytes)
-        whole_records = len(data) // record_bytes  # fewer where the file was cut
-        values = np.frombuffer(data, np.uint8, whole_records * record_bytes)
-        heads = values.reshape(-1, record_bytes)[:, :CRC_BYTES]
-        written += int(heads.any(1).sum())
-    return written
+def are_written(file: int, index: np.ndarray, record_bytes: int) -> np.ndarray:
+    """Which records ``(N,)`` of an open ``file`` have a checksum, which is not compared: bool ``(N,)``."""
+    heads = (os.pread(file, CRC_BYTES, number * record_bytes) for number in index.tolist())
+    return np.fromiter(map(any, heads), dtype=bool, count=len(index))
 
 
-def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:
+def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
     """Checks that the disk has room for what caches will take beside what their folders already do.
 
     Args:
         sizes: bytes of each whole cache by folder; at least one. The first folder's disk is measured.
         what: views and pictures, named in the error.
         key: the teacher's configuration key, likewise.
-        pixels: whether the views' pixels are among them, likewise.
 
     Raises:
         UserError: they don't fit.
@@ -474,10 +459,9 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
     free = free_bytes(first)
     needed = missing_bytes(sizes)
     if needed > free:
-        less = "or cache_pixels=false" if pixels else "cache_topk"
         raise UserError(
             f"{key}.cache_dir: {first} needs {needed / 1e6:,.1f} MB more for {what}, the disk has {free / 1e6:,.1f} MB "
-            f"(fewer cache_views, {less})"
+            "(fewer cache_views, cache_topk or cache_pixels=false)"
         )
 
 

@@ -4,7 +4,6 @@ import csv
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,8 @@ class AnswersFile:
         for where, picture, label, value in _cells(file):
             class_id = place.get(label)
             if class_id is None:
-                suggestion = did_you_mean(label, classes) or f"; its classes are {_few(classes)}"
+                few = ", ".join(classes[:MOST_SHOWN])
+                suggestion = did_you_mean(label, classes) or f"; its first classes are {few}"
                 raise UserError(f"from: {file}: the data has no class '{label}'{suggestion}")
             if picture not in rows:
                 rows[picture] = np.full(len(classes), np.nan)
@@ -138,16 +138,19 @@ def _cells(file: str) -> Iterator[Cell]:
     if file.endswith(".safetensors"):
         yield from _safetensors_cells(file)
         return
-    columns, lines = _parquet(file) if file.endswith(".parquet") else _csv(file)
-    if "picture" not in columns:
-        raise UserError(f"from: {file} has no column 'picture' ({', '.join(columns[:8])})")
-    is_long = set(LONG) <= set(columns)
-    for number, line in enumerate(lines, 1):
-        picture = str(line.pop("picture"))
-        if is_long:
-            line = {str(line["label"]): line["p"]}
-        for label, value in line.items():
-            yield f"row {number}", picture, str(label), value
+    try:
+        columns, lines = _parquet(file) if file.endswith(".parquet") else _csv(file)
+        if "picture" not in columns:
+            raise UserError(f"from: {file} has no column 'picture' ({', '.join(columns[:8])})")
+        is_long = set(LONG) <= set(columns)
+        for number, line in enumerate(lines, 1):
+            picture = str(line.pop("picture"))
+            if is_long:
+                line = {str(line["label"]): line["p"]}
+            for label, value in line.items():
+                yield f"row {number}", picture, str(label), value
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"from: {file} is no table in UTF-8: {first_line(error)}") from error
 
 
 def _number(value: object, where: str) -> float:
@@ -162,24 +165,9 @@ def _number(value: object, where: str) -> float:
 
 
 def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The columns of a CSV file, and its rows by column."""
     reader = csv.DictReader(lines_of(file, LARGEST_LIST))
-
-    def rows() -> Iterator[dict[str, Any]]:
-        with _as_user_error(file):
-            yield from reader
-
-    with _as_user_error(file):
-        columns = list(reader.fieldnames or [])
-    return columns, rows()
-
-
-@contextmanager
-def _as_user_error(file: str) -> Iterator[None]:
-    """What is no table in UTF-8 as a UserError that names the file."""
-    try:
-        yield
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"from: {file} is no table in UTF-8: {first_line(error)}") from error
+    return list(reader.fieldnames or []), reader
 
 
 def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
@@ -276,18 +264,6 @@ def _logits_of(
         lacking = classes[int(np.argmin(known.all(0)))]
         raise UserError(f"from: {file} has logits, which all classes need; '{lacking}' is missing")
     return numbers.astype(np.float32)
-
-
-def _few(names: Sequence[str]) -> str:
-    """The first :data:`MOST_SHOWN` names with commas between, and dots for others.
-
-    >>> _few(["a", "b"]), _few(list("abcdefg"))
-    ('a, b', 'a, b, c, d, e, ...')
-    """
-    shown = list(names[:MOST_SHOWN])
-    if len(names) > MOST_SHOWN:
-        shown.append("...")
-    return ", ".join(shown)
 
 
 def _ends(name: str) -> Iterator[str]:

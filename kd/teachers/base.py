@@ -67,21 +67,6 @@ class RunTeacher:
         """Whether it gives logits: each of several must."""
         return self.spec.head
 
-    def gives_logits(self, member: str) -> bool:
-        """Whether the member of that name gives logits; "" is a single teacher, or all of several."""
-        if member == ALL:
-            return self.has_head
-        return bool(self.members[member].has_head)
-
-    def feature_weight(self, member: str) -> float:
-        """The factor of losses over a member's features: its weight among several of which one has no classifier.
-
-        Else 1: there the weights count in the mean of the logits.
-        """
-        if len(self.members) > 1 and not self.has_head:
-            return self.members[member].spec.weight
-        return 1.0
-
     @property
     def cache_modes(self) -> set[str]:
         """The setting ``cache`` of all members."""
@@ -170,19 +155,6 @@ class RunTeacher:
         """
         raise NotImplementedError
 
-    def listen(
-        self, patterns: str | list[str], tokens: str, key: str = ""
-    ) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes these layers readable by :meth:`answer`; gives their paths, and their shapes for two pictures.
-
-        Each loss over features calls it of its teacher when it is built.
-
-        Raises:
-            UserError: here always; :class:`kd.teachers.frozen.FrozenTeacher` has layers.
-        """
-        what = f"{self.arch} {self.closed}".strip()
-        raise UserError(f"{self.key}: {what}: a feature loss needs a module")
-
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
         """Names of the data's classes, in the order in which the model itself has them; None where it has more classes."""
         return list(names)
@@ -213,18 +185,22 @@ class Ensemble(RunTeacher):
     """
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:
-        """Joins teachers by name; their weights become shares that add to 1."""
+        """Joins teachers by name; their weights become shares that add to 1.
+
+        Raises:
+            UserError: a weight where there is no mean.
+        """
         self._members = dict(members)
-        archs = []
-        models = []
-        weights = []
-        for teacher in members.values():
-            archs.append(teacher.arch)
-            models.append(teacher.model)
-            weights.append(teacher.spec.weight)
-        self.arch = " + ".join(archs)
-        self.model: nn.Module = nn.ModuleList(models)
-        weights_T = torch.tensor(weights)
+        teachers = members.values()
+        self.arch = " + ".join(teacher.arch for teacher in teachers)
+        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in teachers])
+        weights_T = torch.tensor([teacher.spec.weight for teacher in teachers])
+        for teacher in teachers:
+            if teacher.spec.weight != 1 and not self.has_head:
+                raise UserError(
+                    f"{teacher.key}.weight: counts in the mean of logits, and not all teachers have a classifier; "
+                    "model.distill_losses.NAME.weight is a loss's"
+                )
         shares_T = weights_T / weights_T.sum()
         self._shares: list[float] = shares_T.tolist()
 

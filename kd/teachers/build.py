@@ -1,11 +1,11 @@
 """Teachers from settings; which of their classes are the data's."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -23,6 +23,7 @@ from kd.models import (
 )
 from kd.models.own import error_of_builder
 from kd.models.weights import about, say
+from kd.teachers.answer import ALL
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher, errors_of_user
 from kd.teachers.frozen import FrozenTeacher
 from kd.teachers.stored import StoredAnswers
@@ -40,7 +41,7 @@ def build_teacher(
     """A teacher from its settings, its logits in the order of the data's classes.
 
     A model is built without a change of the CPU's random numbers of torch: losses' parameters don't depend on whether
-    candidates share a teacher. Prints a line where the input differs from what the weights name.
+    candidates (``kd-size``) share a teacher. Prints a line where the input differs from what the weights name.
 
     Args:
         spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped.
@@ -132,11 +133,8 @@ def say_differing_input(
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
     settings = []
     for name, values in named.items():
-        present = now[name]
-        pairs = zip(values, present, strict=True)
-        distance = max(abs(one - other) for one, other in pairs)
-        if distance > SAME_MOMENTS:
-            given = as_setting(present)
+        if not np.allclose(values, now[name], rtol=0, atol=SAME_MOMENTS):
+            given = as_setting(now[name])
             wanted = as_setting(values)
             settings.append(f"{key}.{name}={given}, not {wanted}")
     if settings:
@@ -170,45 +168,13 @@ def build_teachers(
         raise UserError(
             "model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)"
         )
-    if not several:
-        if one:
-            return _shared(one, classes, "model.teacher", dense)
+    built = {}
+    for name, spec in ({ALL: one} if one else several).items():
+        key = f"model.teachers.{name}" if name else "model.teacher"
+        built[name] = build_teacher(spec, len(classes), classes, key, dense)
+    if not built:
         return None
-    return Ensemble(
-        {name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()}
-    )
-
-
-_pool: dict[str, RunTeacher] | None = None
-
-
-@contextmanager
-def shared_teachers() -> Iterator[None]:
-    """Inside, teachers of equal settings are one object: the candidates of ``kd-size`` learn from it."""
-    global _pool
-    _pool = {}
-    try:
-        yield
-    finally:
-        _pool = None
-
-
-def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
-    """A teacher of the pool inside :func:`shared_teachers`, a new one outside.
-
-    Args:
-        spec: the teacher's settings.
-        classes: the data's, in order.
-        key: of the settings, for messages.
-        dense: whether its logits are maps.
-    """
-    pool: dict[str, RunTeacher] = {}
-    if _pool is not None:
-        pool = _pool
-    name = repr((spec, list(classes), dense))
-    if name not in pool:
-        pool[name] = build_teacher(spec, len(classes), classes, key, dense)
-    return pool[name]
+    return built[ALL] if one else Ensemble(built)
 
 
 def class_columns(

@@ -166,8 +166,7 @@ class Layout:
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:
     """The temperatures at which losses can do with the largest logits, each once, ascending; () where all need all."""
-    of_losses = [topk_temperature(loss) for loss in losses]
-    return tuple(sorted({temperature for temperature in of_losses if temperature is not None}))
+    return tuple(sorted(set(filter(None, map(topk_temperature, losses)))))
 
 
 def topk_temperature(loss: LogitLoss) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images
-from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.answer_store import AnswerStore, describe_kinds, shared_place
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
@@ -155,12 +155,8 @@ class CachedTeacher(RunTeacher):
         Raises:
             UserError: an answer that is not finite, or of another shape than the codec's.
         """
-        layers: dict[Layer, tuple[int, ...]] = {}
-        for kind in self.kinds:
-            if kind.feature is not None:
-                layers[ALL, *kind.feature] = ()
-        wanted = Wanted({ALL: ()}, layers)
-        answer = self.live.answer({"image": images}, wanted)
+        layers = {(ALL, *kind.feature): () for kind in self.kinds if kind.feature is not None}
+        answer = self.live.answer({"image": images}, Wanted({ALL: ()}, layers))
         answers: list[Any] = []
         for kind in self.kinds:
             if kind.feature is None:
@@ -169,12 +165,8 @@ class CachedTeacher(RunTeacher):
                 answers.append(answer.features[ALL, *kind.feature])
 
         # one copy from the device for all kinds of answers
-        are_finite = []
-        for x in answers:
-            is_finite = x.flatten(1).isfinite()
-            are_finite.append(is_finite.all(1))
-        all_finite_N = torch.stack(are_finite).all(0)
-        finite_N = all_finite_N.cpu().numpy()
+        are_finite = [x.flatten(1).isfinite().all(1) for x in answers]
+        finite_N = torch.stack(are_finite).all(0).cpu().numpy()
         if not finite_N.all():
             first = numbers[~finite_N][0]
             raise UserError(

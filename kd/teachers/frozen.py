@@ -16,7 +16,7 @@ from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, shard
-from kd.models.taps import KEY, TRIAL, Taps, single_classifier, tap_shapes
+from kd.models.taps import TRIAL, Taps, single_classifier
 from kd.processes import whole
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import RunTeacher
@@ -55,7 +55,7 @@ class FrozenTeacher(RunTeacher):
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
         self.arch = self.spec.arch
         self.model.requires_grad_(False).eval()
-        self.taps = Taps(self.model, [], prepare)
+        self.taps = Taps(self.model, [], prepare, self._trial)
         self._identity: dict[str, Any] = {}
         if isinstance(self.model, _Called):
             self.closed = "is a function, whose layers are unknown"
@@ -163,29 +163,6 @@ class FrozenTeacher(RunTeacher):
             (feature,) = self.taps.read(caught, path, tokens)
             answer.features[layer] = feature.to(images.device, torch.float32, copy=copy_each)
         return answer
-
-    def listen(
-        self, patterns: str | list[str], tokens: str, key: str = KEY
-    ) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes layers readable by :meth:`answer`.
-
-        Args:
-            patterns: paths of layers, with wildcards.
-            tokens: which tokens of a transformer's output.
-            key: the configuration key that named them.
-
-        Returns:
-            The layers' paths, and the shapes that they give for two pictures.
-
-        Raises:
-            UserError: no such layer, one that no forward runs, or a model whose layers can't be read.
-        """
-        if self.closed:
-            raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
-        self.taps.add(patterns, self._trial, key)
-        paths = self.taps.paths(patterns)
-        shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
-        return paths, shapes
 
     def _trial(self) -> object:
         """A forward of two black pictures without autocast, by which taps find layers and their shapes."""

@@ -1,19 +1,23 @@
 """What a folder of answers holds, and whether a recipe can use it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
+from kd.machine import cache_dir
 from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES
-from kd.teachers.answer_store import count_written, fingerprints_in
+from kd.teachers.answer_store import are_written, fingerprints_in
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Layout
+from kd.teachers.cached import CachedTeacher
 from kd.teachers.fingerprint import FINGERPRINT, Parts, differing_settings, parts_in
 
 
@@ -47,11 +51,8 @@ def held_in(place: str) -> list[Held]:
     Raises:
         UserError: there are none, or a URL can't be read.
     """
-    caches = []
-    for folder, text in fingerprints_in(place):
-        cache = _held(folder, text)
-        if cache is not None:
-            caches.append(cache)
+    found = [_held(folder, text) for folder, text in fingerprints_in(place)]
+    caches = [cache for cache in found if cache is not None]
     if not caches:
         raise UserError(
             f"describe: {place} holds no answers of a teacher ({FINGERPRINT} not found in it)"
@@ -79,7 +80,8 @@ def _held(folder: str, text: str) -> Held | None:
         record_bytes = bytes_of_view // pictures
         if record_bytes >= CRC_BYTES:
             with open_regular(file, LARGEST_DATA) as opened:
-                written += count_written(opened.fileno(), pictures, record_bytes)
+                numbers = np.arange(pictures)
+                written += int(are_written(opened.fileno(), numbers, record_bytes).sum())
     filled = written / max(1, pictures * len(files))
     return Held(folder, parts, f"{len(files)} view(s), {filled:.0%} filled, {size / 1e6:,.1f} MB")
 
@@ -102,15 +104,58 @@ def compare_with_recipe(
     layout = Layout(data)
     lines = []
     fits = True
+    places = {cache.folder: cache.parts for cache in caches}
     for name, member in teacher.members.items():
         if not wanted.of(name):
             continue
         for kind in layout.kinds(member, wanted.of(name), pixels=member.spec.cache_pixels):
-            of_caches = [differing_settings(c.parts, kind.parts, member.key) for c in caches]
-            fewest = min(of_caches, key=lambda differing: (len(differing), differing))
+            place, differing = nearest(places, kind.parts, member.key)
             result = "fits"
-            if fewest:
+            if differing:
                 fits = False
-                result = f"does not fit: {'; '.join(fewest)}"
+                result = f"does not fit: {'; '.join(differing)}"
+                answered_by = places[place]["teacher"]
+                if answered_by and "dtype" not in answered_by and not member.stored:
+                    folder = place.rpartition("/")[0]
+                    result += f"; {member.key}.answers={folder} uses answers that kd-cache from= has stored"
             lines.append(f"{member.key}: {kind.name}: {result}")
     return fits, "\n".join(lines)
+
+
+def nearest(caches: Mapping[str, Parts], wanted: Parts, key: str) -> tuple[str, list[str]]:
+    """The cache that differs least from what a run wants: its folder, and the settings that differ, as
+    :func:`kd.teachers.fingerprint.differing_settings` says them.
+
+    Args:
+        caches: fingerprints by folder; at least one.
+        wanted: the run's.
+        key: the teacher's configuration key.
+    """
+    differing = {place: differing_settings(parts, wanted, key) for place, parts in caches.items()}
+    place = min(differing, key=lambda place: (len(differing[place]), differing[place]))
+    return place, differing[place]
+
+
+def differing_from_others(cache: CachedTeacher) -> str:
+    """The settings by which the nearest answers on this machine differ from those that a run lacks, for a message.
+
+    Answers count where they are kept when ``cache_dir`` names no folder.
+
+    Returns:
+        "" where no logits, or no features of the layer, are there.
+    """
+    kind = cache.kinds[0]
+    layer = kind.parts["answers"].get("features")
+    caches = {}
+    for place, text in fingerprints_in(str(cache_dir() / "answers")):
+        parts = parts_in(text)
+        if (
+            place != kind.place
+            and parts.get("teacher")
+            and parts["answers"].get("features") == layer
+        ):
+            caches[place] = parts
+    if not caches:
+        return ""
+    place, differing = nearest(caches, kind.parts, cache.live.key)
+    return f"; those in {place} are of other settings: {'; '.join(differing)}"

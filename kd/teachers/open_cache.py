@@ -67,8 +67,7 @@ def open_cache(
             _announce(members[name], name, kinds, layout)
     opened: dict[str, RunTeacher] = dict(teacher.members)
     for name, kinds in kinds_by_teacher.items():
-        member = members[name]
-        opened[name] = _open(member, kinds, layout, filling)
+        opened[name] = _open(members[name], kinds, layout, filling)
     if ALL in opened:
         return opened[ALL]
     return Ensemble(opened)
@@ -142,12 +141,8 @@ def check_cacheable(
     mean_is_read = len(teacher.members) > 1 and ALL in wanted.logits
     for name, member in members.items():
         _check_teacher(member, data, wanted.of(name), mean_is_read)
-    views = {}
-    for name, member in members.items():
-        if member.cache_views is not None:
-            views[name] = member.cache_views
-    different = set(views.values())
-    if len(different) > 1:
+    views = {name: member.cache_views for name, member in members.items() if member.cache_views}
+    if len(set(views.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
@@ -241,20 +236,13 @@ def _check_size(teacher: RunTeacher, kinds: Sequence[Kind], layout: Layout) -> N
     for kind in local:
         _is_begun(kind, teacher.key)
     sizes = {kind.folder: kind.record_bytes * layout.samples * views for kind in local}
-    of_pixels = "".join(
-        f", {sizes[kind.folder] / 1e9:.3g} of them for pixels (cache_pixels)"
-        for kind in local
-        if kind.codec is None
-    )
     what = f"{views} view(s) of {layout.samples} pictures"
     limit = teacher.spec.cache_gb
     gb = sum(sizes.values()) / 1e9
     if limit is not None and gb > limit:
-        raise UserError(
-            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {limit:g}"
-        )
+        raise UserError(f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB, got {limit:g}")
     if sizes:
-        check_room(sizes, what, teacher.key, bool(of_pixels))
+        check_room(sizes, what, teacher.key)
 
 
 def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
@@ -298,22 +286,19 @@ def _announce(teacher: RunTeacher, name: str, kinds: Sequence[Kind], layout: Lay
         layout: how many pictures there are.
     """
     views = teacher.spec.cache_views
-    answers = [kind for kind in kinds if kind.codec is not None]
-    size = sum(kind.record_bytes for kind in answers)
-    form = ", ".join(f"{key} {value}" for key, value in describe_kinds(answers).items())
     title = f"cache of {name}" if name else "cache"
-    records = layout.samples * views
-    print(
-        f"{title}: {size:,} bytes an answer ({form}), {size * records / 1e6:,.1f} MB for {views} view(s) of "
-        f"{layout.samples} pictures in {shared_place(answers)}",
-        flush=True,
-    )
-    for kind in kinds[len(answers) :]:
-        print(
-            f"cache: the views' pixels too, {kind.record_bytes:,} bytes each, "
-            f"{kind.record_bytes * records / 1e6:,.1f} MB in {kind.folder}",
-            flush=True,
-        )
+    answers = [kind for kind in kinds if kind.codec is not None]
+    form = ", ".join(f"{key} {value}" for key, value in describe_kinds(answers).items())
+    stored = {f"an answer ({form})": answers, "a view's pixels": kinds[len(answers) :]}
+    for what, of_kind in stored.items():
+        size = sum(kind.record_bytes for kind in of_kind)
+        mb = size * layout.samples * views / 1e6
+        if size:
+            print(
+                f"{title}: {size:,} bytes {what}, {mb:,.1f} MB for {views} view(s) of {layout.samples} pictures in "
+                f"{shared_place(of_kind)}",
+                flush=True,
+            )
 
 
 def cached_share(

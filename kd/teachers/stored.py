@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.models import Images, TeacherSpec
+from kd.models import TeacherSpec
 from kd.models.weights import say
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.answer_codec import Half
@@ -179,7 +179,9 @@ class StoredAnswers(RunTeacher):
             UserError: the batch has no pictures' numbers (a loader of one's own), or an answer is damaged.
         """
         if "index" not in batch or self._store is None:
-            raise UserError(f"{self.key}.answers: stored answers need kd's own loaders")
+            raise UserError(
+                f"{self.key}.answers: {self.arch} is stored answers, which kd's own loaders alone can name"
+            )
         numbers = batch["index"].clamp_min(0).cpu().numpy()
         records, is_whole = self._store.read(0, numbers)
         if not is_whole.all():
@@ -189,12 +191,6 @@ class StoredAnswers(RunTeacher):
             )
         logits: Any = self._codec.decode(torch.from_numpy(records))
         return Answer({name: logits.to(batch["image"].device)})
-
-    def __call__(self, images: Images) -> Tensor:
-        """Raises a UserError: pictures alone can't be answered."""
-        raise UserError(
-            f"{self.key}: {self.arch} is stored answers, which can't be asked for other pictures"
-        )
 
     def identity(self) -> dict[str, object]:
         """Of the model or file that has answered."""

@@ -34,14 +34,20 @@ class Modes:
     def __init__(self) -> None:
         self.cached: Any = None
         self.weights: dict[str, float] = {}
+        self.labels: float | None = None
 
     def _set(self, module: Any, cached: bool, teacher: bool) -> None:
-        losses = module.student.objective.losses
+        objective = module.student.objective
+        losses = objective.losses
         self.cached = self.cached or next(iter(module.caches.values()))
         self.weights = self.weights or {name: loss.weight for name, loss in losses.items()}
         module.answer_by(self.cached if cached else module.teacher)
         for name, loss in losses.items():
             loss.weight = self.weights[name] if teacher else 0.0
+        if self.labels is None:
+            self.labels = objective.task_loss_weight
+        # without the teacher labels alone teach, also where the recipe has none
+        objective.task_loss_weight = self.labels if teacher else self.labels or 1.0
 
     def live(self, module: Any) -> None:
         """The teacher computes every answer."""

@@ -6,8 +6,9 @@
     python scripts/bench/peer_timm.py train --data DIR --teacher FOLDER --timm CHECKOUT --epochs 20 --seeds 0 1 2 --write
     python scripts/bench/peer_timm.py train ... --start RUN/student.safetensors --lr 2e-5
 
-``race`` runs whole trainings of both in turn, loaders, validation and all, both from random weights with the labels'
-loss and logits' KD: images/s, seconds to the first step, seconds in all.
+``race`` runs whole trainings of kd, timm and torchdistill (``peer_torchdistill.py``) in turn, loaders, validation and all,
+each from random weights with the labels' loss and logits' KD: images/s, seconds to the first step, seconds in all. A peer
+that is not there (``--timm`` not given, no package torchdistill) is left out, and said to be.
 ``select`` writes weights that a student of public.yaml begins with (Xu et al., 2024). RUN is that of its arm "kd's start,
 untrained". ``CHECKOUT`` is one of pytorch-image-models. The rates 2.5e-4 from scratch and 2e-5 from kd's start are the
 best of four, of the first after three epochs, of the second after five on a held-out tenth of the training pictures.
@@ -19,6 +20,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,17 +120,25 @@ register_optimizer_step_post_hook(lambda *_: print(time.time(), file=file, flush
 """Writes the time after each optimizer step; the training follows in the same process."""
 
 
+def torchdistill_command(asked: argparse.Namespace) -> list[str]:
+    """The words of torchdistill's training with the same; it writes nothing."""
+    script = Path(__file__).with_name("peer_torchdistill.py")
+    return f"""{script} --data {asked.data.resolve()} --teacher {asked.teacher.resolve()} --student {STUDENT}
+        --side {asked.side} --patch {asked.patch} --lr {asked.lr} --decay {DECAY} --temperature {TEMPERATURE}
+        --labels {LABELS} --epochs {asked.epochs} --batch {BATCH} --loaders {asked.loaders}""".split()
+
+
 def raced(name: str, words: list[str], folder: Path, cwd: Path) -> dict[str, float]:
     """One whole training: images/s of its steps, seconds to the first and in all.
 
     Args:
-        name: ``timm`` or ``kd``.
+        name: ``timm``, ``torchdistill`` or ``kd``.
         words: of the command.
         folder: that it writes into.
         cwd: that it runs in.
     """
     program = "from kd.cli import train_main\nsys.exit(train_main(sys.argv[1:]))"
-    if name == "timm":
+    if name != "kd":
         program = "import runpy\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     folder.mkdir(parents=True, exist_ok=True)
     stamps = folder / "steps.txt"
@@ -143,15 +155,23 @@ def raced(name: str, words: list[str], folder: Path, cwd: Path) -> dict[str, flo
 def race(asked: argparse.Namespace) -> list[str]:
     """Whole trainings in turn, as a table."""
     here = Path(__file__).resolve().parents[2]
-    results: dict[str, list[dict[str, float]]] = {"timm": [], "kd": []}
+    runners: dict[str, tuple[Callable[[Path], list[str]], Path]] = {
+        "kd": (partial(kd_command, asked, 0), here),
+        "timm": (partial(timm_command, asked, 0), asked.timm),
+        "torchdistill": (lambda folder: torchdistill_command(asked), here),
+    }
+    if asked.timm is None:
+        del runners["timm"]
+    if find_spec("torchdistill") is None:
+        del runners["torchdistill"]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
     for number in range(asked.rounds):
-        for name, rows in results.items():
+        for name, (make, cwd) in runners.items():
             folder = asked.out.resolve() / f"race-{name}-{number}"
-            make, cwd = (timm_command, asked.timm) if name == "timm" else (kd_command, here)
-            rows.append(raced(name, make(asked, 0, folder), folder, cwd))
+            results[name].append(raced(name, make(folder), folder, cwd))
     columns = list(results["kd"][0])
     lines = [f"{asked.data.name}, {asked.side} px, {asked.epochs} epochs, {asked.rounds} round(s) in turn; "
-             "images/s by the median time between two steps.", "",
+             f"images/s by the median time between two steps. Ran: {', '.join(runners)}.", "",
              f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]  # fmt: skip
     for name, rows in results.items():
         cells = [spread([row[column] for row in rows]) for column in columns]
@@ -210,7 +230,7 @@ def main() -> None:
         write_selected(asked)
         return
     if asked.what == "race":
-        title = "Whole trainings: kd-train and timm's train.py"
+        title = "Whole trainings: kd-train, timm's train.py, torchdistill"
         write("peers_trainings", asked.hardware, asked.date, title, race(asked), asked.write)
         return
     rows = [timm_train(asked, seed) for seed in asked.seeds]

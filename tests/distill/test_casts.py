@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import kd
 from kd.distill import casts
 from kd.distill.casts import AttentionInFloat32, CastTogether
 
@@ -127,8 +128,13 @@ def test_what_may_differ_is_left_to_autocast(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Reads, "__module__", "timm.models.own")
     assert not held(own, 2)  # its first call differs
     model = model_of("test_vit")
-    with CastTogether(model)(torch.randn(2, 3, 160, 160)):  # without autocast
-        assert not any("weight" in module.__dict__ for module in model.modules())
+    rounded: list[bool] = []
+    model.register_forward_hook(
+        lambda *_: rounded.append(any("weight" in module.__dict__ for module in model.modules()))
+    )
+    step = kd.Distillation(model, task=kd.Classification(model.num_classes))  # type: ignore[arg-type]
+    step(torch.randn(2, 3, 160, 160), torch.zeros(2, dtype=torch.long))  # without autocast
+    assert rounded == [False]
 
 
 def gradients(dtype: torch.dtype, tokens: int = 64) -> list[Tensor]:

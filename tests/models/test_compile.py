@@ -70,7 +70,7 @@ def test_features_of_a_compiled_teacher_are_copies(monkeypatch: pytest.MonkeyPat
     for mode in ("reduce-overhead", False):
         prepare = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
         teacher = FrozenTeacher(tiny_vit(), prepare, spec=TeacherSpec("x", compile=mode))
-        teacher.listen("norm", "all")
+        teacher.taps.paths_and_shapes("norm", "all")
         given: list[torch.Tensor] = []
         teacher.model.norm.register_forward_hook(
             lambda module, args, out, given=given: given.append(out)

@@ -129,7 +129,7 @@ def test_the_levels_that_detectors_read(arch: str, widths: list[int]) -> None:
     sides = [64 // stride for stride in (8, 16, 32)]
     expected = [(2, width, side, side) for width, side in zip(widths, sides, strict=True)]
     assert shapes(cnn, levels, size=64) == expected
-    with pytest.raises(UserError, match=f"no map of {arch} has stride 12 .*; strides: .*8, 16"):
+    with pytest.raises(UserError, match=f"no layer of {arch} gives maps@stride12, .*; it has .*maps@stride8, maps@stride16"):
         Taps(cnn, ["maps@stride12"], (64, 64))
 
 
@@ -172,15 +172,15 @@ def test_strides_of_a_network_that_timm_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("net", "stride", "size", "message"),
     [
-        (Stages(), 32, (32, 32), "has stride 32 for pictures of 32x32; strides: 2, 4, 8, 16$"),
-        (Stages((2, 1)), 8, (32, 48), "has stride 8 for pictures of 32x48; strides: 2, 4$"),
-        (Stages(), 8, (32, 36), "has stride 8 for pictures of 32x36; strides: "),
+        (Stages(), 32, (32, 32), "gives maps@stride32, one .* 32x32 picture; it has maps@stride2, .*maps@stride16$"),
+        (Stages((2, 1)), 8, (32, 48), "gives maps@stride8, .* 32x48 picture; it has maps@stride2, maps@stride4$"),
+        (Stages(), 8, (32, 36), "gives maps@stride8, .* 32x36 picture; it has "),
     ],
 )
 def test_a_stride_that_no_map_has_is_refused_with_those_that_there_are(
     net: torch.nn.Module, stride: int, size: tuple[int, int], message: str
 ) -> None:
-    with pytest.raises(UserError, match=f"model.taps: no map of Stages {message}"):
+    with pytest.raises(UserError, match=f"model.taps: no layer of Stages {message}"):
         Taps(net, [f"maps@stride{stride}"], size)
 
 

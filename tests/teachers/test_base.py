@@ -31,5 +31,3 @@ def test_a_teacher_of_ones_own_gives_a_row_for_each_picture() -> None:
         UserError, match=r"model.teacher: Constant.answer must give .* a row for each picture"
     ):
         OwnTeacher(Constant(3)).answer(batch, Wanted())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="a feature loss needs a module"):
-        own.listen("norm", "class")

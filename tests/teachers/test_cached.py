@@ -619,6 +619,26 @@ def test_a_stale_cache_is_refused_before_the_start_is_fitted(
     assert "cache_topk: must be less than the 4 classes" in capsys.readouterr().err
 
 
+def test_missing_answers_are_said_with_the_settings_that_differ(
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    words = ["model.teacher.cache_views=2", "trainer.precision=32-true", "trainer.max_epochs=1"]
+    run(recipe, *words, "model.teacher.cache=on")
+    only = [f"recipe={recipe}", *words, "model.teacher.cache=only"]
+    assert train_main([*only, "seed=1", "data.augment.hflip=0.2"]) == 2
+    said = capsys.readouterr().err
+    assert "48 of an epoch's answers are missing" in said
+    assert "kd-cache fills it; those in " in said
+    assert (
+        " are of other settings: seed: seed is 0 there, 1 here; data.augment.hflip: hflip is"
+        in said
+    )
+
+
 def test_the_training_pictures_are_hashed_once(
     recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -319,6 +319,7 @@ def test_what_is_no_place_of_answers_is_one_line(
         ("train", [f"model.teacher.answers={refused}"], f"kd-cache recipe=NAME from={refused} stores the answers"),
         ("train", ["model.teacher.answers=a.csv"], "kd-cache recipe=NAME from=a.csv stores the answers"),
         ("train", [f"model.teacher.answers={tmp_path}"], f"model.teacher.answers: {tmp_path} holds no answers to train"),
+        ("cache", [f"from={refused}", "model.teacher.cache_topk=2"], "model.teacher.cache_topk: has no effect with from="),
         ("cache", ["from=9"], "from: must be an address (http://...) or a file (.csv, "),
         ("cache", [f"from={tmp_path / 'none.csv'}"], f"from: file {tmp_path / 'none.csv'} not found"),
         ("cache", [f"from={refused}", "from.retries=0"], f"from: {refused} can't be asked: no answer"),

@@ -11,10 +11,10 @@ from kd.cli import eval_main, train_main
 from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss, kd_loss
-from kd.models import StudentSpec, TeacherSpec
+from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
-from kd.teachers import build_teacher, shared_teachers
+from kd.teachers import Ensemble, FrozenTeacher, build_teacher
 from kd.teachers.answer import ALL
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
 from tests._runs import run_folders
@@ -206,8 +206,15 @@ def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictur
         assemble(INFO, STUDENT, spec(file, head=False), distill_losses={"kd": KDLoss()})
 
 
-def test_equal_teachers_are_one_inside_the_block(teacher: Path) -> None:
-    with shared_teachers():
-        first, second = (assemble(INFO, STUDENT, spec(teacher)) for _ in range(2))
+def test_a_weight_without_a_mean_is_refused() -> None:
+    prepare = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
+    spec_ = TeacherSpec("x", head=False, weight=2.0)
+    heavy = FrozenTeacher(torch.nn.Linear(2, 2), prepare, spec_, key="model.teachers.a")
+    with pytest.raises(UserError, match="model.teachers.a.weight: counts in the mean of logits"):
+        Ensemble({"a": heavy})
+
+
+def test_a_module_takes_a_teacher_that_is_built(teacher: Path) -> None:
+    first = assemble(INFO, STUDENT, spec(teacher))
+    second = assemble(INFO, STUDENT, spec(teacher), built=first.teacher)
     assert first.teacher is second.teacher
-    assert assemble(INFO, STUDENT, spec(teacher)).teacher is not first.teacher

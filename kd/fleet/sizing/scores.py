@@ -20,7 +20,6 @@ from kd.run.build import build, module_of
 from kd.run.run import Run
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
-from kd.teachers.build import shared_teachers
 
 PICTURES = 256
 """Most training pictures that a candidate's inherited layers are fitted on: sizes rank alike on 128, and a fit on all
@@ -84,12 +83,11 @@ def _built(
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
         logging.getLogger(name).setLevel(logging.WARNING)
     modules = {}
-    with shared_teachers():
-        build(run)
-        for candidate in group:
-            settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
-            settings["model.student.inherit_pictures"] = fitted_on(run.module.student)
-            modules[candidate.name] = module_of(run, settings)
+    build(run)
+    for candidate in group:
+        settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
+        settings["model.student.inherit_pictures"] = fitted_on(run.module.student)
+        modules[candidate.name] = module_of(run, settings)
     return modules, hold_out(run.module, run.data)
 
 
