@@ -68,7 +68,7 @@ class OneBatch:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.made = reading, None
 
-    def of(self, pictures: Any, collate: Any) -> tuple[Any, Any]:
+    def __call__(self, pictures: Any, collate: Any) -> tuple[Any, Any]:
         """Keys in place of pictures; the batch."""
         self.pictures, self.collate = self.reading(pictures, collate)
         return self, self._batch
