@@ -225,13 +225,13 @@ def predict(
     if options.out is not None:
         raise UserError("out: kd.predict returns the answers; kd-predict writes them")
     predicted = predictions(request, options)
-    rows = predicted.rows(options.top)
+    rows = list(predicted.rows(options.top))
     report_bad(predicted.bad)
     parts = []
     if predicted.opened.kind not in ("segmentation", "features"):
-        cells = [row_cells({"file": file, **row}) for file, row in rows.items()]
+        cells = [row_cells(row) for row in rows]
         parts = [Table("", [*cells[0]], [[*row.values()] for row in cells])] if cells else []
-    return Figures(rows, parts)
+    return Figures({row.pop("file"): row for row in rows}, parts)
 
 
 @as_function("size")

@@ -389,7 +389,7 @@ def checkout(name: str, folder: Path) -> Path:
 WORK = (
     "kd.run.fit.fit", "kd.run.fill.fill", "kd.run.fill_from.fill_from",
     "kd.run.measure.evaluate_models", "kd.run.measure.evaluate_pays",
-    "kd.ship.predict.write_answers", "kd.ship.export.gate.export", "kd.ship.latency.measure_latency",
+    "kd.ship.predict.Predictions", "kd.ship.export.gate.export", "kd.ship.latency.measure_latency",
     "kd.ship.serving.app.Server",
     "kd.fleet.tuning.confirm.search_and_confirm", "kd.fleet.sizing.search.SizeSearch",
     "kd.commands.scale._measure", "kd.data.pack.pack", "kd.report.card.card", "kd.report.costs.outlook_table",

@@ -27,7 +27,7 @@ from tests._stranger import ARGUMENTS, NAMED, WRITES, Watch, dangerous, forms, n
 
 WORK = {
     "kd.run.fit.fit", "kd.run.fill.fill", "kd.run.fill_from.fill_from",
-    "kd.run.measure.evaluate_models", "kd.ship.predict.predict",
+    "kd.run.measure.evaluate_models", "kd.ship.predict.Predictions.rows",
     "kd.ship.export.gate.export", "kd.ship.latency.measure_latency", "kd.ship.serving.run.serve",
     "kd.fleet.tuning.confirm.search_and_confirm", "kd.fleet.sizing.search.SizeSearch.measure",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from kd.ship.export.manifest import ExportManifest
 from tests._forks import ForkedRun
 
 ABOUT = ExportManifest(
-    "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+    "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
 )
 
 

@@ -158,8 +158,6 @@ def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
         raise UserError(
             f"max_batch: has no effect with to={name} (to={_formats_that('bounded')} has a largest batch)"
         )
-    if "layout" in options.given and not export_format.has_layout:
-        raise UserError(f"layout: has no effect with to={name}, whose file holds weights alone")
 
 
 def _check_bound(gives_features: bool, options: ExportOptions) -> None:

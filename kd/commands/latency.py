@@ -18,7 +18,7 @@ from kd.storage.run_urls import finished_at
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
 
-  kd-latency RUN_FOLDER [runtime=torch,onnx,int8] [batch=1,8,64] [threads=1,2] [seconds=1]
+  kd-latency RUN_FOLDER [runtime=torch,onnx,onnx_int8] [batch=1,8,64] [threads=1,2] [seconds=1]
 
 {options}
 
@@ -37,8 +37,8 @@ class LatencyOptions(CommandOptions):
     OTHERS = "data"
     WORDS = (1, 1)
     runtime: str | None = None
-    """torch, and exports by their names below RUN_FOLDER/export (onnx, openvino, ...), with commas; int8: all of int8;
-    default: torch and every export that is there, but Triton's, which runs the ONNX file."""
+    """torch, and exports by their names below RUN_FOLDER/export (onnx, openvino_int8, ...), with commas; default: torch and
+    every export that is there, but Triton's, which runs the ONNX file."""
     batch: Annotated[list[int], Range("> 0")] = field(default_factory=lambda: [1, 8, 64])
     """Pictures at a time."""
     threads: Annotated[list[int], Range("> 0")] = field(default_factory=list)

@@ -19,7 +19,7 @@ kd-launch: sends a run to other machines.
 
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch sagemaker job=NAME        waits for a job's end and fetches its run's folder
-  kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
+  kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [--dry-run]
                                       the run's student as a SageMaker endpoint: creates and waits;
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
   kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
@@ -91,17 +91,16 @@ def run(request: Request) -> int | None:
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:
         raise UserError(missing)
-    notes = _local_paths(job, target)
-    notes.append(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)")
+    notes = "".join(f"{note}\n" for note in _local_paths(job, target))
     if "dry-run" in request.flags:
-        print(*notes, sep="\n", file=sys.stderr)
+        print(notes, end="", file=sys.stderr)
         _show(job, files)
         return 0
     waits = option(options, "wait", bool, True)
     target.check(job)
     target.send(job, files)
     # A mistake is one line: nothing is printed before it was sent.
-    print(*notes, sep="\n", file=sys.stderr)
+    print(notes, end="", file=sys.stderr)
     return target.wait(job, files) if waits else 0
 
 

@@ -60,14 +60,12 @@ def run(request: Request, options: PredictOptions) -> int:
         The exit status, 1 where no picture could be read.
     """
     predicted = predictions(request, options)
-    from kd.ship.predict import write_answers
-
     files, bad = predicted.files, predicted.bad
-    first = next(predicted.answers, None)  # nothing is written before there is an answer
+    rows = predicted.rows(options.top)
+    first = next(rows, None)  # nothing is written before there is an answer
     where = None
     if first:
-        answers = chain([first], predicted.answers)
-        where = write_answers(predicted.opened, answers, files, options.top, options.out)
+        where = predicted.write(chain([first], rows), options.out)
     report_bad(bad)
     text = f"{len(files) - len(bad)} pictures"
     if bad:
@@ -105,12 +103,12 @@ def predictions(request: Request, options: PredictOptions) -> "Predictions":
     known_answers = answers_of(folder / "student.safetensors")
     if known_answers is not None:
         check_out(known_answers, options.out)
-    from kd.ship.predict import Predictions
+    from kd.ship.predict import Predictions, choose_device
 
     opened = open_run(request.rest[0], request)
     if known_answers is None:
         check_out(opened.kind, options.out)
-    return Predictions.of(opened, files, options.device)
+    return Predictions(opened, files, choose_device(options.device))
 
 
 def _check_both(words: Sequence[str]) -> None:

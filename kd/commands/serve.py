@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kd.config.kinds import Like, Range, checked_group
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
 from kd.run.options import CommandOptions, read_options
@@ -15,9 +15,7 @@ from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
-    from kd.ship.cascade_rule import CascadeRule
-    from kd.ship.export.base import Runtime
-    from kd.ship.export.manifest import ExportManifest
+    from kd.ship.finished import FinishedRun
 
 HELP = """\
 kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Runtime inside).
@@ -56,11 +54,9 @@ class ServedModel(CommandOptions):
     """Serves the run's int8 export."""
     teacher: bool = False
     """The run's teacher answers too (in torch)."""
-    defer: Annotated[str, Like(r"true|false|0|0?\.\d+", "must be true or a share >= 0 and < 1")] = (
-        "false"
-    )
+    defer: bool = False
     """Beside teacher=true: it answers only the pictures of which the student is not sure, by the threshold of kd-eval
-    cascade=true; defer=0.1: for that share of the pictures. /metrics counts who answered."""
+    cascade=true. /metrics counts who answered."""
 
 
 @checked_group
@@ -89,22 +85,25 @@ def run(request: Request, options: ServeOptions) -> int:
     from kd.ship.serving.run import bind, serve
 
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
-    rule = _rule(request, options)
-    # first, as an export takes long and a port that is taken would be reported after it
+    from kd.ship.cascade_rule import read_rule
+
+    rule = read_rule(Path(request.rest[0])) if options.defer else None
+    # both first, as an export takes long: what is refused or taken would be reported after it
+    with_teacher = _run_with_teacher(request, options) if options.teacher else None
     listening = bind(options.host, options.port)
     try:
         file = _model(request, options.int8)
         manifest, student = open_model(file, options.threads)
         models = {"student": student}
-        if options.teacher:
-            models["teacher"] = _teacher(request, manifest)
+        if with_teacher is not None:
+            teacher = with_teacher.teacher_runtime()
+            assert teacher is not None, "it was looked for"
+            models["teacher"] = teacher
         for name, model in models.items():
             try_out(model, manifest, str(file) if name == "student" else "teacher: it")
         host = options.host if "host" in options.given else ""
         listed = f"{host},{options.hosts}".lower().split(",")
         names = {name.strip() for name in listed} - {""}
-        if rule is not None and manifest.task != "classification":
-            raise UserError(f"defer: needs one class a picture, {file} has {manifest.task}")
         server = Server(manifest, models, options, names, rule)
         host, port = listening.getsockname()[:2]
         if ":" in host:  # IPv6
@@ -153,35 +152,20 @@ def _model(request: Request, int8: bool) -> Path:
     return file
 
 
-def _rule(request: Request, options: ServeOptions) -> "CascadeRule | None":
-    """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer`` or with ``false``.
-
-    Args:
-        request: names the run, by its folder.
-        options: ``defer`` is ``true`` or a share of the pictures.
+def _run_with_teacher(request: Request, options: ServeOptions) -> "FinishedRun":
+    """The run that the request names, whose teacher answers too.
 
     Raises:
-        UserError: as of :func:`kd.ship.cascade_rule.read_rule`.
-    """
-    from kd.ship.cascade_rule import read_rule
-
-    if options.defer == "false":
-        return None
-    return read_rule(Path(request.rest[0]), options.defer)
-
-
-def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":
-    """What runs the teacher of the run that the request names, on pictures in the manifest's layout.
-
-    Raises:
-        UserError: an export, or a run without a teacher that has a classifier and answers for any picture here.
+        UserError: an export, or a run without a teacher that has a classifier and answers for any picture here; with
+            ``defer`` also a run of another kind of answers than one class a picture.
     """
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: needs the run's folder; an export has no teacher")
     opened = open_run(request.rest[0], request)
-    teacher = opened.teacher_runtime(manifest.layout)
-    if teacher is None:
+    if options.defer and opened.kind != "classification":
+        raise UserError(f"defer: needs one class a picture, {opened.folder} has {opened.kind}")
+    if not opened.teacher_takes_pictures:
         raise UserError(
             f"teacher: {opened.folder} has no teacher with a classifier that can be run here"
         )
-    return teacher
+    return opened

@@ -4,24 +4,23 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import Machines, Needs, read_machines
-from kd.fleet.jobs.places.sagemaker import (
-    WRITABLE,
+from kd.fleet.aws import (
     aws_session,
     boto_errors,
     check_request,
     check_type,
-    remove_upload,
+    uploaded,
+    waited,
 )
+from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.launch.groups import has_gpus
 from kd.run.open import open_run
-from kd.run.options import option, refuse_others, take
+from kd.run.options import refuse_others, take
 from kd.run.request import Request
 from kd.run.trust import remember_made
 from kd.storage.of_weights import EXPORT, export_at, on_stderr
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 KEYS = {
     "instances": "machines that answer: 1xml.c5.xlarge",
-    "serverless": "true: no machines; paid for by the request",
     "role": "ARN of the role that the endpoint takes",
     "image": "the container (scripts/container/Dockerfile)",
     "bucket": "s3://BUCKET[/FOLDER] for the archive",
@@ -42,12 +40,8 @@ KEYS = {
 }
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
-WAITERS = {"endpoint": "endpoint_in_service", "transform_job": "transform_job_completed_or_stopped"}
-"""boto3's waiters for an endpoint and for a batch transform."""
 NOT_FOUND = "Could not find"
 """In what SageMaker says of a part that it does not have."""
-SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
-"""Memory in MB, and requests at a time, of a serverless endpoint."""
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
 
@@ -58,8 +52,8 @@ class Endpoint(Needs):
 
     name: str
     """Name of the endpoint, or of the batch transform."""
-    machines: Machines | None
-    """The machines that answer; None: serverless."""
+    machines: Machines
+    """The machines that answer."""
     options: dict[str, str]
     """Keys of ``kd-launch endpoint``."""
     missing: dict[str, str] = field(default_factory=dict)
@@ -71,7 +65,7 @@ class Endpoint(Needs):
         Keys that were not given have placeholders, and are noted in :attr:`missing`.
 
         Raises:
-            UserError: a key with a value that SageMaker does not take, or a batch transform without machines.
+            UserError: a key with a value that SageMaker does not take.
         """
         model = {
             "ModelName": self.name,
@@ -81,26 +75,21 @@ class Endpoint(Needs):
                 "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
-        if "batch" in self.options:
-            users = self._transform()
-        else:
-            users = self._endpoint()
-        bodies = {"create_model": model, **users}
-        for operation, request in bodies.items():
+        users = self._transform() if "batch" in self.options else self._endpoint()
+        calls = {"create_model": model, **users}
+        for operation, request in calls.items():
             check_request(operation.title().replace("_", ""), request)
-        return bodies
+        return calls
 
     def _endpoint(self) -> dict[str, dict[str, Any]]:
-        """The two requests that make an endpoint of the model, by boto3's method: on machines, or serverless."""
-        variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
-        if self.machines is None:
-            variant["ServerlessConfig"] = SERVERLESS
-        else:
-            check_type("instances", self.machines, "ProductionVariantInstanceType")
-            variant |= {
-                "InstanceType": self.machines.type,
-                "InitialInstanceCount": self.machines.count,
-            }
+        """The two requests that make an endpoint of the model, by boto3's method."""
+        check_type("instances", self.machines, "ProductionVariantInstanceType")
+        variant = {
+            "VariantName": "student",
+            "ModelName": self.name,
+            "InstanceType": self.machines.type,
+            "InitialInstanceCount": self.machines.count,
+        }
         names = {"EndpointConfigName": self.name}
         return {
             "create_endpoint_config": {**names, "ProductionVariants": [variant]},
@@ -111,12 +100,8 @@ class Endpoint(Needs):
         """The request of a batch transform, by boto3's method: pictures from S3, answers to S3.
 
         Raises:
-            UserError: no machines, or a ``batch`` or ``out`` that is not in S3.
+            UserError: a ``batch`` or ``out`` that is not in S3.
         """
-        if self.machines is None:
-            raise UserError(
-                "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
-            )
         check_type("instances", self.machines, "TransformInstanceType")
         for key in ("batch", "out"):
             url = self.options.get(key, "")
@@ -140,7 +125,7 @@ def run(request: Request) -> int:
     """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
 
     It is 1 where the endpoint or batch transform has failed, or where something could not be deleted. A new endpoint costs
-    until it is deleted, a serverless one by the request.
+    until it is deleted.
 
     Raises:
         UserError: not one finished run, a wrong or missing key, or a refusal of SageMaker.
@@ -169,10 +154,9 @@ def run(request: Request) -> int:
         raise UserError(missing)
     aws_session()  # before torch is loaded
     _create(calls, _archive(open_run(str(folder), request)))
-    name = f" job={options['job']}" if "job" in options else ""
-    again = f"kd-launch endpoint {request.rest[0]}{name} --delete"
+    again = f"kd-launch endpoint {request.rest[0]} job={endpoint.name} --delete"
     kind = "transform_job" if "batch" in options else "endpoint"
-    status = _wait(kind, endpoint.name)
+    status = waited(kind, endpoint.name)["text"]
     print(
         f"kd-launch: {endpoint.name}: {status}; what is paid for is removed by: {again}",
         flush=True,
@@ -186,34 +170,25 @@ def run(request: Request) -> int:
 
 
 def _read(folder: Path, options: dict[str, str]) -> Endpoint:
-    """The endpoint of a run's folder by its options; warns of ``instances`` beside ``serverless``, and of GPUs.
+    """The endpoint of a run's folder by its options.
 
     Its name is ``job``, else that of the run and its parent folder, its end where that is long: ``food-vit-003`` of
     ``food_vit/003``.
 
     Raises:
-        UserError: a name that SageMaker does not take, a wrong ``instances`` or ``serverless``, or ``out`` without
-            ``batch``.
+        UserError: a name that SageMaker does not take, wrong ``instances``, or ``out`` without ``batch``.
     """
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
     name = options.get("job") or words.strip("-")[-60:].lstrip("-")
     if len(name) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
-    machines = None
-    if not option(options, "serverless", bool, False):
-        machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
+    machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
     if "out" in options and "batch" not in options:
         raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
-    if machines is None and "instances" in options:
-        print(
-            f"kd-launch: instances: {options['instances']} is ignored with serverless=true",
-            file=sys.stderr,
-        )
-    if machines and has_gpus(machines.type):
-        print(
-            f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle",
-            file=sys.stderr,
+    if has_gpus(machines.type):
+        raise UserError(
+            f"instances: kd-serve computes on the CPU: the GPUs of {machines.type} would idle"
         )
     return Endpoint(name, machines, options)
 
@@ -255,10 +230,8 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     """
     session = aws_session()
     client = session.client("sagemaker")
-    s3 = session.client("s3")
     model = calls["create_model"]
     name = model["ModelName"]
-    url = model["PrimaryContainer"]["ModelDataUrl"]
     try:
         with boto_errors():
             client.describe_model(ModelName=name)
@@ -267,81 +240,41 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
             raise
     else:
         raise UserError(f"job: there is a model '{name}' already; --delete removes it")
-    bucket, _, key = url.removeprefix("s3://").partition("/")
+    url = model["PrimaryContainer"]["ModelDataUrl"]
     made: list[str] = []
-    is_uploaded = False
-    try:
-        with boto_errors(f"bucket: can't upload {archive.name} to {url}", WRITABLE):
-            s3.upload_file(str(archive), bucket, key)
-            is_uploaded = True
-        with boto_errors():
-            for operation, request in calls.items():
-                getattr(client, operation)(**request)
-                made.append(operation.removeprefix("create_"))
-    except BaseException:
-        for part, name_key in PARTS.items():
-            if part in made:
-                getattr(client, f"delete_{part}")(**{name_key: name})
-        if is_uploaded:
-            remove_upload(s3, bucket, key)
-        raise
-
-
-def _wait(kind: str, name: str) -> str:
-    """Waits until an endpoint is in service or a batch transform is done, or it has failed.
-
-    Args:
-        kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
-        name: of it.
-
-    Returns:
-        The service's word for its state, and the reason of a failure.
-
-    Raises:
-        UserError: SageMaker can't be reached.
-    """
-    from botocore.exceptions import WaiterError
-
-    client = aws_session().client("sagemaker")
-    word = kind.title().replace("_", "")
-    named = {f"{word}Name": name}
-    with boto_errors():
-        with suppress(WaiterError):  # what has failed says why when it is described
-            client.get_waiter(WAITERS[kind]).wait(**named)
-        answer = getattr(client, f"describe_{kind}")(**named)
-    return f"{answer[f'{word}Status']}: {answer.get('FailureReason', '')}".rstrip(": ")
+    with uploaded(session.client("s3"), {url: archive}):
+        try:
+            with boto_errors():
+                for operation, request in calls.items():
+                    getattr(client, operation)(**request)
+                    made.append(operation.removeprefix("create_"))
+        except BaseException:
+            for part, name_key in PARTS.items():
+                if part in made:
+                    getattr(client, f"delete_{part}")(**{name_key: name})
+            raise
 
 
 def delete(name: str) -> int:
     """Removes endpoint, configuration and model, and prints what is left: the archive in S3 stays.
 
-    Returns the exit status: 1 where SageMaker refuses to remove a part; one that it does not have counts as removed.
+    Returns the exit status: 1 where a part can't be removed; one that SageMaker does not have counts as removed.
 
     Args:
         name: of the endpoint; its configuration and its model have the same.
-
-    Raises:
-        UserError: SageMaker can't be reached.
     """
     client = aws_session().client("sagemaker")
-    from botocore.exceptions import ClientError
-
     left = False
-    archive = ""
     for part, key in PARTS.items():
-        with boto_errors():
-            try:
-                if part == "model":
-                    model = client.describe_model(ModelName=name)
-                    archive = model["PrimaryContainer"]["ModelDataUrl"]
+        try:
+            with boto_errors(f"{part} is left"):
                 getattr(client, f"delete_{part}")(**{key: name})
-                print(f"kd-launch: {name}: {part} removed")
-            except ClientError as error:
-                if NOT_FOUND in str(error):
-                    print(f"kd-launch: {name}: {part} not found")
-                else:
-                    left = True
-                    print(f"kd-launch: {name}: {part} is left: {error}")
-    what_is_left = f"the archive {archive}" if archive else "nothing that is known here"
-    print(f"kd-launch: {name}: left: {what_is_left}")
+            print(f"kd-launch: {name}: {part} removed")
+        except UserError as error:
+            if NOT_FOUND in str(error):
+                print(f"kd-launch: {name}: {part} not found")
+            else:
+                left = True
+                print(f"kd-launch: {name}: {error}")
+    print(f"kd-launch: {name}: its archive stays in the bucket: {name}/model.tar.gz")
     return int(left)

@@ -35,22 +35,18 @@ def goal_of_rule(run: Path) -> str | None:
         run: its folder.
     """
     try:
-        read_rule(run, "true")
+        read_rule(run)
     except UserError:
         return None
     return text_in(read_of_weights(run, CASCADE, on_stderr), "goal") or None
 
 
-def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
-    """A run's rule.
+def read_rule(run: Path, key: str = "defer") -> CascadeRule:
+    """A run's rule: the threshold that was chosen.
 
     Args:
         run: its folder.
-        defer: ``true`` for the threshold that was chosen, or the share of pictures to ask the teacher for.
-        key: what messages begin with; only ``defer`` takes a share in place of a threshold.
-
-    Returns:
-        For a share, the threshold below which this share of the measured pictures lies; ``asked`` is their number.
+        key: what messages begin with.
 
     Raises:
         UserError: nothing was measured, or for other weights, or the file can't be read; or no threshold was found.
@@ -61,23 +57,12 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     if not found:
         raise UserError(f"{key}: {why[-1]}; {measures}")
     try:
-        pictures = int(found["pictures"])
-        percentiles = np.array(found["scores"], np.float64)
-        if percentiles.shape != (101,) or pictures < 1:
-            raise ValueError(pictures)
-        if defer == "true":
-            if found["threshold"] is None:
-                or_share = "give a share (defer=0.1), or " if key == "defer" else ""
-                raise UserError(
-                    f"{key}: no threshold reached {found['goal']} there; {or_share}another goal: "
-                    f"kd-eval {run} cascade=true accuracy=0.99*teacher, for one"
-                )
-            return CascadeRule(float(found["threshold"]), int(found["asked"]), pictures)
-    except UserError:
-        raise
+        threshold, goal = found["threshold"], found["goal"]
+        if threshold is not None:
+            asked, pictures = int(found["asked"]), int(found["pictures"])
+            return CascadeRule(float(threshold), asked, pictures)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{key}: {run}: {CASCADE} can't be read; {measures} anew") from error
-    # the score below which this share of the measured pictures lies: its percentiles 0, 1, ..., 100 are in the file
-    share = float(defer)
-    threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
-    return CascadeRule(threshold, round(share * pictures), pictures)
+    raise UserError(
+        f"{key}: no threshold reached {goal} there; another goal: kd-eval {run} cascade=true share=0.9, for one"
+    )

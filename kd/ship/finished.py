@@ -16,7 +16,7 @@ from kd.models import Preprocess, TeacherSpec, height_width
 from kd.models.hub import check_downloadable
 from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
-from kd.ship.export.manifest import ExportManifest, Layout
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.prepared import Prepared
 from kd.storage.objects import is_url
 from kd.storage.student_metadata import student_metadata_in
@@ -139,16 +139,15 @@ class FinishedRun:
             teachers[name] = build_teacher(headless, 0, [], _key_of(name))
         return teachers
 
-    def prepared(self, layout: Layout) -> Prepared:
-        """The student with its preprocessing: uint8 pictures in ``layout`` -> answers."""
-        return Prepared(self.model, self.preprocess, self.size, layout)
+    def prepared(self) -> Prepared:
+        """The student with its preprocessing: uint8 pictures -> answers."""
+        return Prepared(self.model, self.preprocess, self.size)
 
-    def manifest(self, format_name: str, layout: Layout, int8: bool) -> ExportManifest:
+    def manifest(self, format_name: str, int8: bool) -> ExportManifest:
         """What an export says of itself.
 
         Args:
             format_name: of the export.
-            layout: of its pictures.
             int8: whether it is quantised.
         """
         return ExportManifest(
@@ -157,7 +156,6 @@ class FinishedRun:
             classes=self.classes,
             size=self.size,
             crop_ratio=self.crop_ratio,
-            layout=layout,
             mean=list(self.preprocess.mean),
             std=list(self.preprocess.std),
             format=format_name,
@@ -165,22 +163,18 @@ class FinishedRun:
             facts=self.facts,
         )
 
-    def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
-        """Training pictures of a fixed shuffle as validation would see them, one at a time, uint8 ``(1, *shape)``.
-
-        Args:
-            layout: ``nhwc``: the shape is ``(H, W, 3)``; ``nchw``: ``(3, H, W)``.
-            count: how many, at most.
+    def calibration(self, count: int) -> Iterator[np.ndarray]:
+        """At most ``count`` training pictures of a fixed shuffle as validation would see them, one at a time, uint8
+        ``(1, H, W, 3)``.
         """
         pictures = self.data.sample_pictures(count, "pictures for the calibration")
-        if layout == "nhwc":
-            pictures = pictures.permute(0, 2, 3, 1)
+        pictures = pictures.permute(0, 2, 3, 1)
         for picture in bar(pictures, label="calibrating"):
             yield picture.contiguous()[None].numpy()
 
     def student_runtime(self) -> Runtime:
         """Runs the student in torch on pictures ``(N, H, W, 3)``."""
-        return in_torch(self.prepared("nhwc"))
+        return in_torch(self.prepared())
 
     @cached_property
     def teacher_takes_pictures(self) -> bool:
@@ -196,8 +190,8 @@ class FinishedRun:
                 return False
         return True
 
-    def teacher_runtime(self, layout: Layout) -> Runtime | None:
-        """The teacher in torch: uint8 pictures in ``layout``, of the run's size -> logits in the data's classes.
+    def teacher_runtime(self) -> Runtime | None:
+        """The teacher in torch: uint8 pictures of the run's size -> logits in the data's classes.
 
         None without a teacher that takes any picture (:attr:`teacher_takes_pictures`).
 
@@ -207,7 +201,7 @@ class FinishedRun:
         teacher = self.teacher() if self.teacher_takes_pictures else None
         if teacher is None:
             return None
-        return in_torch(teacher, layout)
+        return in_torch(teacher, channels_first=True)
 
 
 def check_classes(data: DistillationDataModule, classes: list[str]) -> None:

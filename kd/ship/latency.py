@@ -2,17 +2,17 @@
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from kd.errors import UserError
 from kd.machine import processor
-from kd.progress import CALM_AT_START, bar
+from kd.progress import bar
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export, timed
 from kd.ship.finished import FinishedRun
@@ -20,8 +20,6 @@ from kd.ship.timed_exports import Runtimes
 
 ROUNDS = 5
 """Each model is timed so often at each batch, in turns with the others."""
-TURNS = ROUNDS + 1
-"""A model's steps of the bar at one batch: one warms up and finds out how long a run takes, then come the rounds."""
 Row = dict[str, Any]
 """One line of the table: a model at a batch size and number of threads."""
 Reopen = Callable[[], FinishedRun]
@@ -45,7 +43,7 @@ def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndar
     torch.set_num_threads(threads)
     run = reopen()
     if model == "teacher":
-        teacher = run.teacher_runtime("nhwc")
+        teacher = run.teacher_runtime()
         assert teacher is not None, "timed only where the run has one"
         return teacher
     return run.student_runtime()
@@ -77,102 +75,63 @@ def measure_latency(
         UserError: a model can't be loaded, or its process has ended.
     """
     rows: list[Row] = []
-    loaders_by_threads = {}
     for count in threads:
-        loaders_by_threads[count] = _loaders(run, reopen, runtimes, count)
-    models = sum(len(loaders) for loaders in loaders_by_threads.values())
-    # to load a model takes about as long as to time it at a batch, and counts as much
-    total = models * TURNS * (1 + len(batches))
-    label = "loading the models"
-    with bar(label=label, unit=" turns", total=total, calm=CALM_AT_START) as shown:
-        for count, loaders in loaders_by_threads.items():
-            rows += _turns(run, loaders, runtimes, batches, count, seconds, shown)
+        loaders = _loaders(run, reopen, runtimes, count)
+        with ExitStack() as processes:
+            watches = {}
+            for key in bar(list(loaders), label="loading the models", unit=" models"):
+                watch = _start(loaders[key], count, key)
+                watches[key] = processes.enter_context(closing(watch))
+            for batch in batches:
+                pictures = random_pictures(batch, run.size)
+                measures: dict[tuple[str, str], Measure] = {}
+                for key, watch in watches.items():
+                    measures[key] = partial(watch.measure, pictures)
+                label = f"timing batch {batch}, {count} thread{'s' * (count > 1)}"
+                for key, (rounds, peak_mb) in in_turns(measures, seconds, label).items():
+                    rows.append(_row(key, count, batch, rounds, peak_mb))
     _compare_with_teacher(rows)
     return {"machine": processor(), "rows": rows}
 
 
-def _turns(
-    run: FinishedRun,
-    loaders: Mapping[tuple[str, str], Any],
-    runtimes: Runtimes,
-    batches: Sequence[int],
-    threads: int,
-    seconds: float,
-    shown: tqdm,
-) -> list[Row]:
-    """The rows of one number of threads: all models are loaded, a process each, and timed batch by batch.
-
-    Args:
-        run: whose pictures' size is taken.
-        loaders: what opens each model in its process, by model and runtime.
-        runtimes: settings of each, by name.
-        batches: pictures at a time.
-        threads: of a model.
-        seconds: that a model is timed at each batch, over all rounds.
-        shown: the bar over the whole command.
-    """
-    watches: dict[tuple[str, str], Stopwatch] = {}
-    rows: list[Row] = []
-    counted = f"{threads} thread{'s' * (threads > 1)}"
-    try:
-        for key, load in loaders.items():
-            model, runtime = key
-            shown.set_description_str(f"loading {model if runtime == 'torch' else runtime}")
-            watches[key] = _start(load, threads, key)
-            shown.update(TURNS)
-        for batch in batches:
-            shown.set_description_str(f"timing batch {batch}, {counted}")
-            pictures = _random_pictures(batch, run.size)
-            measures: dict[tuple[str, str], Measure] = {}
-            for key, watch in watches.items():
-                _, runtime = key
-                layout = runtimes[runtime].get("layout", "nhwc")
-                measures[key] = partial(watch.measure, pictures[layout])
-            turns = in_turns(measures, seconds, shown)
-            for key, (rounds, peak_mb) in turns.items():
-                rows.append(_row(key, threads, batch, rounds, peak_mb))
-    finally:
-        for watch in watches.values():
-            watch.close()
-    return rows
-
-
-def _random_pictures(batch: int, size: tuple[int, int]) -> dict[str, np.ndarray]:
-    """The same pictures in both layouts: ``nhwc`` (N, H, W, 3) and ``nchw`` (N, 3, H, W), uint8."""
-    pictures_NHW3 = np.random.RandomState(0).randint(0, 256, (batch, *size, 3), dtype=np.uint8)
-    pictures_N3HW = np.ascontiguousarray(pictures_NHW3.transpose(0, 3, 1, 2))
-    return {"nhwc": pictures_NHW3, "nchw": pictures_N3HW}
+def random_pictures(batch: int, size: tuple[int, int]) -> np.ndarray:
+    """The same pictures each time, uint8 ``(N, H, W, 3)``."""
+    return np.random.RandomState(0).randint(0, 256, (batch, *size, 3), dtype=np.uint8)
 
 
 def in_turns(
-    measures: Mapping[K, Measure], seconds: float, shown: tqdm
+    measures: Mapping[K, Measure], seconds: float, label: str
 ) -> dict[K, tuple[list[list[float]], float]]:
-    """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory in MB.
+    """Times models in rounds, each in its turn: what else the machine does hits all alike.
 
     Args:
         measures: times a model so many runs, by the model's key.
         seconds: that a model is timed, over all rounds; at least two runs a round.
-        shown: a bar, advanced by each turn.
+        label: of the bar.
+
+    Returns:
+        The milliseconds of each model by round, and its process's peak memory in MB.
     """
     repeats: dict[K, int] = {}
-    rounds: dict[K, list[list[float]]] = {}
-    peaks_mb: dict[K, float] = {}
-    for key, measure in measures.items():
-        repeats[key] = _repeats(measure, seconds)
-        rounds[key] = []
-        shown.update()
-    for _ in range(ROUNDS):
-        for key, measure in measures.items():
-            ms, peaks_mb[key] = measure(repeats[key])
-            rounds[key].append(ms)
-            shown.update()
-    return {key: (rounds[key], peaks_mb[key]) for key in measures}
+    timed: dict[K, tuple[list[list[float]], float]] = {}
+    turns = [*measures] * (ROUNDS + 1)
+    for key in bar(turns, label=label, unit=" turns"):
+        measure_once = measures[key]
+        if key not in repeats:  # the first turn warms up and finds out how long a run takes
+            repeats[key] = _repeats(measure_once, seconds)
+            timed[key] = ([], 0.0)
+            continue
+        ms, peak_mb = measure_once(repeats[key])
+        rounds, _ = timed[key]
+        rounds.append(ms)
+        timed[key] = (rounds, peak_mb)
+    return timed
 
 
 def times_here(
     calls: Mapping[K, Callable[[], object]], seconds: float, label: str
 ) -> dict[K, float]:
-    """Median milliseconds of calls that this process makes, in turns: what else the machine does hits all alike.
+    """Median milliseconds of calls that this process makes, in turns.
 
     Args:
         calls: by name.
@@ -182,11 +141,8 @@ def times_here(
     measures = {}
     for key, call in calls.items():
         measures[key] = partial(_measure_here, call)
-    total = TURNS * len(calls)
-    with bar(label=label, unit=" turns", total=total) as shown:
-        turns = in_turns(measures, seconds, shown)
     times = {}
-    for key, (rounds, _) in turns.items():
+    for key, (rounds, _) in in_turns(measures, seconds, label).items():
         of_all = medians(rounds)
         times[key] = of_all["median_ms"]
     return times

@@ -17,15 +17,15 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
 
     Args:
         run: its folder.
-        names: of exports, separated by commas; ``torch`` is the student itself, ``int8`` every quantised export. None:
-            ``torch`` and all exports but ``triton``, which runs the ONNX file.
+        names: of exports, separated by commas; ``torch`` is the student itself. None: ``torch`` and all exports but
+            ``triton``, which runs the ONNX file.
         made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
 
     Raises:
         UserError: a name that the run has no export of.
     """
     runnable = formats_with("timed")
-    found: Runtimes = {}
+    found: Runtimes = {"torch": {}}
     for name, export in exports(run, on_stderr).items():
         file = Path(export["file"])
         if export["to"] not in runnable or not file.exists():
@@ -33,23 +33,12 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
         if export["to"] != "torch_export" or made_here(file):
             found[name] = export
     if names is None:
-        without_triton = {name: e for name, e in found.items() if e["to"] != "triton"}
-        return {"torch": {}, **without_triton}
-
+        found.pop("triton", None)
+        return found
     chosen: Runtimes = {}
     for name in names.split(","):
-        if name == "torch":
-            chosen["torch"] = {}
-            continue
-        if name == "int8":
-            matching = {key: export for key, export in found.items() if export["int8"]}
-        else:
-            matching = {}
-            if name in found:
-                matching = {name: found[name]}
-        if not matching:
-            to = "openvino int8=true" if name == "int8" else name
-            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
+        if name not in found:
+            made = f"that this machine made (kd-export {run} to={name}; --trust takes any)"
             raise UserError(f"runtime: {run} has no export '{name}' {made}")
-        chosen |= matching
+        chosen[name] = found[name]
     return chosen

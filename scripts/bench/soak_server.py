@@ -52,9 +52,7 @@ FILES = 1024
 
 def mean_colour(file: Path) -> Path:
     """An ONNX export whose features are a picture's mean red, green and blue, in 0..255."""
-    about = ExportManifest(
-        "features", "mean", [], (SIDE, SIDE), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
-    )
+    about = ExportManifest("features", "mean", [], (SIDE, SIDE), 1.0, [0.0] * 3, [1.0] * 3, "onnx")
     nodes = [
         helper.make_node("Cast", ["pictures"], ["x"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["x", "axes"], ["answer"], keepdims=0),

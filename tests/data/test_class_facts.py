@@ -11,7 +11,7 @@ from kd.cli import export_main, predict_main, train_main
 from kd.data.class_facts import facts_of, read_class_facts
 from kd.data.info import DataInfo
 from kd.errors import UserError
-from kd.ship.export.manifest import read_manifest
+from kd.ship.export.manifest import FILE, manifest_of
 from kd.ship.serving.answers import answer
 from tests._helpers import CLASSES, draw_folder, write_recipe
 
@@ -65,7 +65,7 @@ def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
     assert all(row["kcal_of_label"] == known[row["label_1"]] for row in rows)
     assert all(52 <= float(row["kcal_expected"]) <= 370 for row in rows)
     assert export_main([str(run), "to=hub"]) == 0
-    manifest = read_manifest(run / "export" / "hub")
+    manifest = manifest_of(json.loads((run / "export" / "hub" / FILE).read_text()))
     assert answer(np.array([0.0, 9.0, 0.0, 0.0]), manifest, 1)["facts"]["kcal"]["of_label"] == 250.0
     assert (
         json.loads((run / "export" / "hub" / "manifest.json").read_text())["facts"]["kcal"][3]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,7 @@ def flat(width: int, height: int) -> bytes:
 def manifest(
     size: tuple[int, int], crop_ratio: float, task: str = "classification"
 ) -> ExportManifest:
-    return ExportManifest(
-        task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
-    )  # type: ignore[arg-type]
+    return ExportManifest(task, "x", ["a", "b"], size, crop_ratio, [0.0] * 3, [1.0] * 3, "onnx")  # type: ignore[arg-type]
 
 
 def scaled_whole(picture: torch.Tensor, size: tuple[int, int], crop_ratio: float) -> torch.Tensor:
@@ -113,13 +110,14 @@ def test_ordinary_pictures_are_scaled_whole_bit_by_bit(
     for number, (width, height) in enumerate(sizes()):
         picture = drawn(width, height, number)
         tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        mine, served = validation(tensor), view(encoded(picture), about, 1_000_000)
+        mine = validation(tensor)
+        served = view(encoded(picture), about, 1_000_000)
         assert torch.equal(mine, scaled_whole(tensor, size, crop_ratio)), (width, height)
-        assert np.array_equal(served.transpose(1, 2, 0), by_pillow(picture, size, crop_ratio)), (
+        assert np.array_equal(served, by_pillow(picture, size, crop_ratio)), (
             width,
             height,
         )
-        assert np.abs(mine.numpy().astype(int) - served).max() <= 1
+        assert np.abs(mine.numpy().astype(int) - served.transpose(2, 0, 1)).max() <= 1
 
 
 @pytest.mark.parametrize("crop_ratio", [0.85, 0.875, 0.9, 0.95, 1.0])
@@ -164,7 +162,9 @@ def test_a_long_pictures_middle_is_what_scaling_all_of_it_would_show(
         EvalView((32, 32), 0.875)(tensor).int(),
         scaled_whole(tensor, (32, 32), 0.875).int(),
     )
-    served = view(encoded(picture), manifest((32, 32), 0.875), 1_000_000).astype(int)
+    served = (
+        view(encoded(picture), manifest((32, 32), 0.875), 1_000_000).transpose(2, 0, 1).astype(int)
+    )
     assert np.abs(mine.numpy() - served).max() <= 1
     # Its scale and centre differ by less than a pixel of the view.
     moved = max(whole.diff(dim=d).abs().max().item() for d in (1, 2))
@@ -193,10 +193,10 @@ MEASURED = """
 import resource, sys
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
-about = ExportManifest("classification", "x", ["a"], (224, 224), 0.875, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+about = ExportManifest("classification", "x", ["a"], (224, 224), 0.875, [0.0] * 3, [1.0] * 3, "onnx")
 data = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert view(data, about, 40_000_000).shape == (3, 224, 224)
+assert view(data, about, 40_000_000).shape == (224, 224, 3)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
@@ -284,6 +284,6 @@ def test_the_clients_code_on_the_pages_makes_the_view_of_validation(
         file = tmp_path / f"{number}.png"
         pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), np.uint8)
         Image.fromarray(pixels).save(file)
-        about = replace(manifest(size, crop_ratio), layout="nhwc")
+        about = manifest(size, crop_ratio)
         served = view(file.read_bytes(), about, 10**6)
         assert np.array_equal(names["view"](file, *size, crop_ratio)[0], served)

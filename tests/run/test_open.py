@@ -62,7 +62,7 @@ def test_what_uses_a_student_builds_no_training(finished: Path, tmp_path: Path) 
     opened = open_run(run)
     assert isinstance(opened, FinishedRun)
     pictures = np.zeros((2, 40, 40, 3), np.uint8)
-    teacher = opened.teacher_runtime("nhwc")  # of kd-serve and kd-latency
+    teacher = opened.teacher_runtime()  # of kd-serve and kd-latency
     assert teacher is not None and teacher(pictures).shape == (2, len(CLASSES))
     assert opened.student_runtime()(pictures).shape == (2, len(CLASSES))
 

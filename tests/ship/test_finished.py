@@ -64,7 +64,7 @@ def test_stored_answers_are_compared_with_but_neither_timed_nor_served(
     builder: Any = StoredAnswers(str(tmp_path))
     run = run_with(TeacherSpec(builder=builder))
     assert run.has_teacher and run.teacher() is not None  # kd-eval reads it for its own pictures
-    assert run.teacher_runtime("nhwc") is None
+    assert run.teacher_runtime() is None
     reopen: Any = None
     assert list(_loaders(run, reopen, {"torch": {}}, 1)) == [("student", "torch")]
     assert capsys.readouterr().err == f"{tmp_path} holds the answers to its own pictures alone\n"

@@ -53,7 +53,7 @@ READERS: dict[str, tuple[str, dict, Read]] = {
     ),
     "page tables": (CERTIFICATE, PARTS, lambda run: results_of(run.folder, run.notes.append)),
     "kd-card tables": (CERTIFICATE, PARTS, lambda run: "not worse" in card(run)),
-    "kd-serve defer": (CASCADE, RULE, lambda run: read_rule(run.folder, "true")),
+    "kd-serve defer": (CASCADE, RULE, lambda run: read_rule(run.folder)),
 }
 """Who reads: the file, what it holds, and what the reader makes of it, empty where the file does not count."""
 

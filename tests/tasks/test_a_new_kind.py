@@ -70,12 +70,12 @@ def test_it_predicts_numbers_under_their_names(run: Path, tmp_path: Path) -> Non
 
 
 def test_it_is_exported_and_the_export_answers_in_numbers(run: Path) -> None:
-    from kd.ship.export.manifest import read_manifest
+    from kd.ship.export.manifest import FILE, manifest_of
     from kd.ship.serving.answers import answer
 
     pytest.importorskip("onnxruntime")
     assert export_main([str(run), "to=onnx", TRUST]) == 0
-    manifest = read_manifest(run / "export" / "onnx")
+    manifest = manifest_of(json.loads((run / "export" / "onnx" / FILE).read_text()))
     assert (manifest.task, manifest.classes) == ("numbers", ["red", "green"])
     assert answer(np.array([0.25, 0.5]), manifest, 5) == {"numbers": {"red": 0.25, "green": 0.5}}
     kept = json.loads((run / "export" / "export.json").read_text())["onnx"]

@@ -283,9 +283,8 @@ def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(
     assert len(server.seen) <= ALL + 2 * 4
 
 
-@pytest.mark.parametrize("layout", ["nhwc", pytest.param("nchw", marks=pytest.mark.slow)])
 def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
-    layout: str, finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the same views in batches of the same size, float32 over the loopback, the rounding of one cache."""
     pytest.importorskip("onnxruntime")
@@ -297,7 +296,7 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
     )
     served = tmp_path / "served"
     shutil.copytree(finished, served, ignore=shutil.ignore_patterns("export"))
-    assert main("export", [str(served), "to=onnx", f"layout={layout}"]) == 0
+    assert main("export", [str(served), "to=onnx"]) == 0
     settings = ["teacher=true", "max_batch=16", "max_wait_ms=2000", "max_pictures=64"]
     with serving(served, *settings) as (port, _):
         fill = [f"recipe={recipe}", f"from=http://127.0.0.1:{port}", "from.views=2"]

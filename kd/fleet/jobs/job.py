@@ -125,19 +125,12 @@ class Needs:
             schemes: the allowed ones as a regular expression, ``s3|gs``.
 
         Raises:
-            UserError: not such a URL, or not a valid name of a bucket.
+            UserError: not such a URL.
         """
         first = schemes.split("|")[0]
         url = self.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
-        match = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
-        if not match:
+        if not re.fullmatch(rf"(?:{schemes})://[^/]+(/.*)?", url):
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
-        is_example = "bucket" in self.missing
-        if not is_example and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", match[1]):
-            raise UserError(
-                "bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
-                f"'{match[1]}'"
-            )
         return url
 
     def what_is_missing(self) -> str:
@@ -184,48 +177,42 @@ class Job(Needs):
     ``prices=``."""
     secret: str = ""
     """Ray's token, by which the machines of a data tier recognise each other; "" where no machine prepares data."""
-    step: str = ""
-    """How many pictures an optimizer step takes, in words."""
     missing: dict[str, str] = field(default_factory=dict)
     """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
     @property
-    def channels(self) -> list[str]:
-        """Sorted names of the channels that the settings, or the user's own files, name as ``channel:NAME``."""
-        values = []
+    def settings(self) -> list[tuple[str, str]]:
+        """Key and value of each setting of the command line and of the user's own files, as texts."""
+        settings = []
         for item in self.items:
-            _, _, value = item.partition("=")
-            values.append(value)
-        for path in self.files.values():
-            content = files.read_settings(path)
-            values += [str(value) for _, value in files.leaves(content)]
+            key, _, text = item.partition("=")
+            settings.append((key, text))
+        for file in self.files.values():
+            content = files.read_settings(file)
+            for key, value in files.leaves(content):
+                settings.append((key, str(value)))
+        return settings
+
+    @property
+    def channels(self) -> list[str]:
+        """Sorted names of the channels that the settings name as ``channel:NAME``."""
         names: set[str] = set()
-        for value in values:
+        for _, value in self.settings:
             names.update(re.findall(r"(?<![\w/])channel:([\w.-]+)", value))
         return sorted(names)
 
     @property
     def local_paths(self) -> list[str]:
-        """The settings that name an existing file or folder of this machine, as ``key=value``, sorted.
-
-        Of ``data.*`` and ``model.*``, from the command line and from the user's own files: other machines may not have
-        these paths.
+        """The settings of ``data.*`` and ``model.*`` that name an existing file or folder of this machine, as
+        ``key=value``, sorted: other machines may not have these paths.
         """
-        settings = [item.partition("=")[::2] for item in self.items]
-        for file in self.files.values():
-            settings += [
-                (key, str(value)) for key, value in files.leaves(files.read_settings(file))
-            ]
-        paths = []
-        for key, value in settings:
-            if not value or not key.startswith(("data.", "model.")):
+        paths = set()
+        for key, value in self.settings:
+            if not key.startswith(("data.", "model.")) or not value or is_url(value):
                 continue
-            if is_url(value):
-                continue
-            place = Path(value).expanduser()
-            if place.exists():
-                paths.append(f"{plain_key(key)}={value}")
-        return sorted(set(paths))
+            if Path(value).expanduser().exists():
+                paths.add(f"{plain_key(key)}={value}")
+        return sorted(paths)
 
     @property
     def seconds(self) -> int:
@@ -327,32 +314,7 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
         options=options,
         prices=prices,
         secret=secrets.token_hex(32) if data_machines else "",
-        step=_step(config, machines),
     )
-
-
-def _step(config: dict[str, Any], machines: Machines) -> str:
-    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``.
-
-    Without the product, and with ``all`` processes, where neither ``trainer.devices`` nor the machines' type says how
-    many; without the product where the batch is found out later (``auto``).
-
-    Args:
-        config: all settings of the run.
-        machines: that train.
-    """
-    batch = config["data"]["batch_size"]
-    accumulate = config["trainer"]["accumulate_grad_batches"] or 1
-    processes_each = _processes(config, machines)
-    processes = None
-    if processes_each:
-        processes = machines.count * processes_each
-    factors = f"{batch} x {processes or 'all'} processes"
-    if accumulate > 1:
-        factors += f" x {accumulate} batches"
-    if processes and isinstance(batch, int):
-        return f"{batch * processes * accumulate} = {factors}"
-    return factors
 
 
 def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
@@ -386,7 +348,8 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
         machines: that train.
         data: that prepare pictures; None: none.
     """
-    accelerator = str(config["trainer"]["accelerator"])
+    trainer = config["trainer"]
+    accelerator = str(trainer["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
         raise UserError(
             f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one"
@@ -396,56 +359,15 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
         raise UserError(
             f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}"
         )
-    if accelerator != "cpu":
-        _check_age(machines)
-        _check_processes(config, machines)
-    _check_strategy(config["trainer"]["strategy"], machines)
-
-
-def _check_age(machines: Machines) -> None:
-    """Refuses GPUs that the supported torch has no kernels for; machines that are not known pass."""
     gpu = too_old(machines.parts[0] if machines.parts else machines.type)
-    if gpu:
+    if gpu and accelerator != "cpu":
         raise UserError(f"instances: {machines.type} has {gpu} GPUs, and {WHY_TOO_OLD}")
-
-
-def _check_processes(config: dict[str, Any], machines: Machines) -> None:
-    """Refuses more processes than GPUs on a machine, and ``optim.zero`` with one process.
-
-    Machines without GPUs pass, as do those whose number of GPUs is not known here.
-    """
     gpus = machines.gpus
-    if not gpus:
-        return
-    processes = devices_asked_for(config["trainer"]["devices"])
-    if processes and processes > gpus:
+    processes = devices_asked_for(trainer["devices"])
+    if gpus and processes and processes > gpus and accelerator != "cpu":
         raise UserError(
             f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
         )
-    if config["optim"]["zero"] and machines.count == 1 and (processes or gpus) == 1:
-        why = f"{machines} has one GPU"
-        if gpus > 1:
-            why = "trainer.devices=1 starts one"
-        raise UserError(f"optim.zero: needs several processes, and {why}")
-
-
-def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
-    """Refuses smddp, whose torch is too old, and NCCL without GPUs.
-
-    Args:
-        strategy: a name, or ``class_path`` and ``init_args``.
-        machines: that train.
-    """
-    spec: dict[str, Any] = {"class_path": strategy} if isinstance(strategy, str) else strategy
-    options = spec.get("init_args") or {}
-    backend = options.get("backend") or options.get("process_group_backend")
-    if backend == "smddp" or spec["class_path"].endswith(".SMDDPStrategy"):
-        raise UserError(
-            "trainer.strategy: no image can have smddp and kd: the newest smddp (2.5.0) is for torch "
-            "2.4.1, kd needs torch 2.8; config=nodes_4x8 trains over NCCL"
-        )
-    if backend == "nccl" and machines.has_gpus is False:
-        raise UserError(f"trainer.strategy: nccl needs GPUs, and {machines.type} has none")
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:

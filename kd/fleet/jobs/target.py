@@ -108,30 +108,22 @@ def written(job: Job, files: Mapping[str, str]) -> Iterator[Path]:
         raise
 
 
-def need(program: str, where: str) -> None:
-    """Checks that a program is on the PATH.
-
-    Args:
-        program: its name.
-        where: how one gets it, for the message.
-
-    Raises:
-        UserError: it is not.
-    """
-    if shutil.which(program) is None:
-        raise UserError(f"no program {program} here ({where})")
-
-
-def ask(command: Sequence[str]) -> str:
+def ask(command: Sequence[str], where: str = "", text: str | None = None) -> str:
     """Runs a program and returns what it prints, without spaces at the ends.
 
     Args:
         command: program and arguments.
+        where: how one gets the program, for the message.
+        text: what the program reads.
 
     Raises:
-        UserError: its exit status is not 0; the message has the last line on its stderr, else on its stdout.
+        UserError: it is not on the PATH, or its exit status is not 0; the message has the last line on its stderr, else on
+            its stdout.
     """
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise UserError(f"no program {command[0]} here ({where})") from error
     if done.returncode == 0:
         return done.stdout.strip()
     reason = f"exit status {done.returncode}"

@@ -1,7 +1,7 @@
-"""Which sizes a student may have: a grid below its teacher's size, timm's models by name, the recipe's own student."""
+"""Which sizes a student may have: a grid below its teacher's size, and the recipe's own student."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -15,7 +15,6 @@ from kd.distill.inherit.anatomy import ViT
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
-from kd.models.build import AUTO, PATCHES, hidden_pixels
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.run.assemble import Begun, choose_start, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
@@ -35,8 +34,7 @@ class Candidate:
     """One size that a student may have."""
 
     name: str
-    """w192d12h3 for width, depth and heads, or timm's name; with the input's side where ``img_sizes`` gives
-    several, or of ``archs`` any. The recipe's own student has its ``arch`` alone, or ``ARCH_own``."""
+    """w192d12h3 for width, depth and heads; the recipe's own student has its ``arch``."""
     run_spec: StudentSpec
     """The settings that a run gets."""
     spec: StudentSpec
@@ -86,9 +84,7 @@ class Candidate:
         return values
 
 
-def drawing(
-    spec: StudentSpec, student: Student, key: str = "model.student"
-) -> Callable[[], nn.Module]:
+def drawing(spec: StudentSpec, student: Student) -> Callable[[], nn.Module]:
     """A function that builds a model with weights as drawn, for a student's task and classes.
 
     It is picklable: another process times the model.
@@ -96,38 +92,32 @@ def drawing(
     Args:
         spec: settings of the model.
         student: whose task and classes it has.
-        key: of the settings, for messages.
     """
     without_weights = replace(spec, checkpoint=None, pretrained=False)
     classes = student.classes
     dense = isinstance(student.model, DenseModel)
-    return partial(build_model, without_weights, len(classes), key, classes, dense=dense)
+    return partial(
+        build_model, without_weights, len(classes), "model.student", classes, dense=dense
+    )
 
 
-def candidates(
-    student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int], count: int
-) -> list[Candidate]:
+def candidates(student: Student, teacher: RunTeacher, count: int) -> list[Candidate]:
     """The sizes to choose from, the cheapest first.
 
     Args:
         student: the recipe's; it is one of them unless a builder makes it.
-        teacher: whose layers the sizes of the grid start from.
-        archs: timm's names of others.
-        sizes: sides of the input in pixels; empty: the recipe's.
-        count: how many in all, at most; the grid has what the recipe's student and ``archs`` leave of it.
+        teacher: whose layers the others start from.
+        count: how many in all, at most.
 
     Raises:
-        UserError: a name or a side that no model can have; or, without ``archs``, a teacher from whose layers no size can
-            start.
+        UserError: a teacher from whose layers no size can start.
     """
     spec = student.spec
     assert spec is not None
-    all_sizes: list[Any] = [*sizes] or [spec.img_size or cast(Any, student.prepare).size]
     chosen = []
     if spec.builder is None:
-        chosen.append(_of_recipe(student, teacher, archs, sizes))
-    for arch, side in product(archs, all_sizes):
-        chosen.append(_named(arch, side, student, teacher, several_sizes=bool(sizes)))
+        begun = _begin_without_values(spec, student, teacher)
+        chosen.append(Candidate.of(spec.arch, spec, begun, of_recipe=True))
 
     problems = {}
     for name, member in teacher.members.items():
@@ -135,18 +125,13 @@ def candidates(
         problem = "its sizes are drawn up for vision transformers alone"
         problems[name] = not_inheritable(member.model, member) if is_vit else problem
     parent = next((name for name, problem in problems.items() if not problem), None)
-    if parent is None and not archs:
+    if parent is None:
         raise UserError(
             f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
             "kd-tune 'search.model.student.arch=[...]' objective=val/acc1,latency_ms trains each"
         )
-    if parent is not None:
-        for grid in _grids(student, teacher, teacher.members[parent], all_sizes):
-            if (
-                len(chosen) >= count
-            ):  # the sizes between the default ones are built for a larger count alone
-                break
-            chosen += _evenly_spaced(grid, count - len(chosen))
+    grid = _grid(student, teacher, teacher.members[parent])
+    chosen += _evenly_spaced(sorted(grid, key=_by_cost), count - len(chosen))
     return sorted(chosen, key=_by_cost)
 
 
@@ -154,79 +139,13 @@ def _by_cost(candidate: Candidate) -> tuple[int, str]:
     return candidate.cost, candidate.name
 
 
-def _of_recipe(
-    student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int]
-) -> Candidate:
-    """The recipe's student, at its own input size; each of the ``sizes`` is checked with it.
-
-    Args:
-        student: the recipe's.
-        teacher: of the run.
-        archs: timm's names that are candidates; where the recipe's is one of them, its own student is ``NAME_own``.
-        sizes: sides of the input in pixels.
-
-    Raises:
-        UserError: a side that its model can't have, or with which it does not see all pixels; it names ``img_sizes``.
-    """
-    spec = cast(StudentSpec, student.spec)
-    for side in sizes:
-        begun = _begin_without_values(replace(spec, img_size=side), student, teacher, "img_sizes")
-        unseen = hidden_pixels(begun.model)
-        if unseen:
-            raise UserError(f"img_sizes: {unseen}")
-    begun = _begin_without_values(spec, student, teacher, "model.student")
-    if spec.arch in archs:
-        name = f"{spec.arch}_own"
-    else:
-        name = spec.arch
-    return Candidate.of(name, spec, begun, of_recipe=True)
-
-
-def _named(
-    arch: str, side: object, student: Student, teacher: RunTeacher, several_sizes: bool
-) -> Candidate:
-    """A model of timm's by its name, which starts as ``model.student.inherit=auto`` says.
-
-    Thus it does not inherit where the recipe's student is ``pretrained``, or from one of several teachers. It has the
-    recipe's other settings, but none of the student's ``kwargs`` except ``patch_size: auto``, and no ``checkpoint``.
-
-    Args:
-        arch: its name.
-        side: of its input in pixels, or height and width.
-        student: the recipe's.
-        teacher: of the run.
-        several_sizes: whether its name must say the size.
-
-    Raises:
-        UserError: an unknown name, or a side that the model can't have; it names ``archs``.
-    """
-    spec = cast(StudentSpec, student.spec)
-    kwargs = {}
-    if spec.kwargs.get(PATCHES) == AUTO:
-        kwargs = {PATCHES: AUTO}
-    run_spec = replace(
-        spec,
-        arch=arch,
-        kwargs=kwargs,
-        img_size=cast(Any, side),
-        checkpoint=None,
-        inherit="auto",
-        builder=None,
-    )
-    begun = _begin_without_values(run_spec, student, teacher, "archs")
-    return Candidate.of(f"{arch}_{side}" if several_sizes else arch, run_spec, begun)
-
-
-def _grids(
-    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sides: Sequence[Any]
-) -> Iterator[list[Candidate]]:
-    """Sizes below the teacher's: the default ones, then those between them; each list with the cheapest first.
+def _grid(student: Student, teacher: RunTeacher, parent: FrozenTeacher) -> list[Candidate]:
+    """Sizes below the teacher's: shares of its width and depth, with heads as wide as the teacher's where they can be.
 
     Args:
         student: the recipe's.
         teacher: the run's.
         parent: its member whose layers the sizes start from: a ViT.
-        sides: of the input in pixels: a number, or height and width.
     """
     backbone = backbone_of(parent.model)
     depth = len(backbone.blocks)
@@ -234,36 +153,25 @@ def _grids(
     head_dim = backbone.blocks[0].attn.head_dim
 
     # all have the recipe's student's other settings, or the teacher's architecture where its layers don't fit the student's
+    spec = cast(StudentSpec, student.spec)
     base = replace(
-        cast(StudentSpec, student.spec),
+        spec,
+        img_size=spec.img_size or cast(Any, student.prepare).size,
         checkpoint=None,
         pretrained=False,
         inherit=True,
         builder=None,
     )
-    if _of_shape(base, student, teacher, (width, depth, width // head_dim), sides[0]) is None:
+    if _of_shape(base, student, teacher, (width, depth, width // head_dim)) is None:
         base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))
 
-    def candidates_of(shapes: Sequence[tuple[int, int, int]]) -> list[Candidate]:
-        several = len(sides) > 1
-        made = [
-            _of_shape(base, student, teacher, *pair, several) for pair in product(shapes, sides)
-        ]
-        return sorted((one for one in made if one is not None), key=_by_cost)
-
-    # shares of the teacher's width and depth, heads as wide as the teacher's
     depths = sorted({max(1, round(depth * share)) for share in DEPTHS})
     widths = sorted({_rounded(width * share, width) for share in WIDTHS})
-    default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w, d in product(widths, depths)]
-    yield candidates_of(default_shapes)
-
-    # between them: every width in steps of 32, every depth, all numbers of heads
-    all_widths = sorted({*range(64, width + 1, 32), width})
-    all_depths = range(depths[0], depth + 1)
-    all_shapes = [
-        (w, d, h) for w, d in product(all_widths, all_depths) for h in _head_counts(w, head_dim)
-    ]
-    yield candidates_of([shape for shape in all_shapes if shape not in default_shapes])
+    made = []
+    for w, d in product(widths, depths):
+        shape = (w, d, _heads(w, head_dim))
+        made.append(_of_shape(base, student, teacher, shape))
+    return [candidate for candidate in made if candidate is not None]
 
 
 def _of_shape(
@@ -271,8 +179,6 @@ def _of_shape(
     student: Student,
     teacher: RunTeacher,
     shape: tuple[int, int, int],
-    side: object,
-    several_sides: bool = False,
 ) -> Candidate | None:
     """One of the grid; None where it can't start from the teacher, or is the recipe's own student and that
     is a candidate already.
@@ -282,33 +188,27 @@ def _of_shape(
         student: the recipe's.
         teacher: the run's.
         shape: width, depth and heads.
-        side: of its input in pixels, or height and width.
-        several_sides: whether its name must say the side.
     """
     width, depth, heads = shape
     kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
-    run_spec = replace(base, kwargs=kwargs, img_size=cast(Any, side))
+    run_spec = replace(base, kwargs=kwargs)
     try:
-        begun = _begin_without_values(run_spec, student, teacher, "model.student")
+        begun = _begin_without_values(run_spec, student, teacher)
     except ValueError:  # a UserError is one too
         return None
     recipes_is_candidate = student.spec is not None and student.spec.builder is None
     if recipes_is_candidate and _shapes(begun.model) == _shapes(student.model):
         return None
-    name = f"w{width}d{depth}h{heads}"
-    return Candidate.of(f"{name}_{side}" if several_sides else name, run_spec, begun)
+    return Candidate.of(f"w{width}d{depth}h{heads}", run_spec, begun)
 
 
-def _begin_without_values(
-    spec: StudentSpec, student: Student, teacher: RunTeacher, key: str
-) -> Begun:
+def _begin_without_values(spec: StudentSpec, student: Student, teacher: RunTeacher) -> Begun:
     """What a run by these settings trains, on the meta device: shapes without values.
 
     Args:
         spec: the candidate's settings.
         student: the recipe's, whose task and classes it has.
         teacher: from which it may inherit.
-        key: the word of the command line that errors name.
 
     Raises:
         UserError: settings by which no model can be built, or ``inherit=true`` where the teacher gives no layers.
@@ -316,7 +216,7 @@ def _begin_without_values(
 
     def build(wanted: StudentSpec) -> nn.Module:
         with torch.device("meta"):
-            return drawing(wanted, student, key)()
+            return drawing(wanted, student)()
 
     return choose_start(spec, build(own_patches(spec)), teacher, build)
 
@@ -343,12 +243,14 @@ def _rounded(width: float, most: int) -> int:
     return min(most, max(32, step * round(width / step)))
 
 
-def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
-    """How many heads a width may have: of the teacher's size, which a student's head inherits whole, then of 64 and 32;
-    ``[1]`` where none of them divides it.
+def _heads(width: int, teachers_head_dim: int) -> int:
+    """How many heads a width has: of the teacher's size, which a student's head inherits whole, else of 64, else of 32;
+    1 where none of them divides it.
     """
-    head_dims = dict.fromkeys((teachers_head_dim, 64, 32))
-    return [width // head_dim for head_dim in head_dims if width % head_dim == 0] or [1]
+    for head_dim in (teachers_head_dim, 64, 32):
+        if width % head_dim == 0:
+            return width // head_dim
+    return 1
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:

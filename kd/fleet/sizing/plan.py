@@ -1,6 +1,5 @@
 """The command line of ``kd-size``: budgets, conditions of latency, candidates. Imports nothing heavy."""
 
-from dataclasses import field
 from typing import Annotated, Literal
 
 from kd.config.kinds import Checked, Range, checked_group
@@ -57,10 +56,6 @@ class SizeOptions(Conditions, Budget):
     WORDS = (0, 1)
     candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
     """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
-    archs: list[str] = field(default_factory=list)
-    """Models of timm's beside them, which start from the teacher's layers too."""
-    img_sizes: Annotated[list[int], Range("> 0")] = field(default_factory=list)
-    """Sides of the students' input; default: the recipe's."""
 
     @property
     def conditions(self) -> Conditions:

@@ -60,24 +60,22 @@ def sizes_headline(sizes: Mapping[str, Any]) -> str:
 
 
 def sizes_table(sizes: Mapping[str, Any]) -> Table:
-    """The candidates, the teacher last, and how they were measured; a named column that is empty in every row is left
-    out.
-    """
+    """The candidates, the teacher last, and how they were measured."""
     rows = list(sizes["candidates"])
     if sizes["teacher"]:
         # several teachers, and one that can't be timed, have a score alone
         rows.append({"name": "teacher", **sizes["teacher"], "front": True})
     metric = sizes["metric"]
-    columns: dict[str, list[Cell]] = {
-        "size": [row["name"] for row in rows],
-        "latency (ms)": [_fixed(row, "latency_ms", 2) for row in rows],
-        "rounds (ms)": [_rounds(row) for row in rows],
-        "before training": [format_metric(metric, row.get("before")) for row in rows],
-        "parameters (M)": [_fixed(row, "params_m", 2) for row in rows],
-        "file (MB)": [_fixed(row, "mb", 1) for row in rows],
-        "": [_remarks(row, sizes) for row in rows],
-    }
-    filled = {name: cells for name, cells in columns.items() if not name or any(cells)}
+    columns = ["size", "latency (ms)", "fastest round", "slowest round", "before training",
+               "parameters (M)", "file (MB)", ""]  # fmt: skip
+    lines: list[list[Cell]] = []
+    for row in rows:
+        times = [
+            _fixed(row, f"{which}_ms") for which in ("latency", "fastest_round", "slowest_round")
+        ]
+        score = format_metric(metric, row.get("before"))
+        sizes_of = [_fixed(row, "params_m"), _fixed(row, "mb")]
+        lines.append([row["name"], *times, score, *sizes_of, _remarks(row, sizes)])
     conditions = Conditions(**sizes["conditions"])
     title = f"{sizes['recipe']}: {len(sizes['candidates'])} sizes, {conditions}"
     note = (
@@ -86,18 +84,12 @@ def sizes_table(sizes: Mapping[str, Any]) -> Table:
         f"it took {duration(sizes['took_s'])}\n"
         f"{sizes_headline(sizes)}"
     )
-    return Table(title, list(filled), list(zip(*filled.values(), strict=True)), note)
+    return Table(title, columns, lines, note)
 
 
-def _fixed(row: Mapping[str, Any], key: str, digits: int) -> str:
-    """A number of a candidate with so many digits after the point; "" where it is not known."""
-    return f"{row[key]:.{digits}f}" if key in row else ""
-
-
-def _rounds(row: Mapping[str, Any]) -> str:
-    """The fastest and the slowest round of a candidate in ms; "" where it was not timed."""
-    bounds = [_fixed(row, key, 2) for key in ("fastest_round_ms", "slowest_round_ms") if key in row]
-    return " to ".join(bounds)
+def _fixed(row: Mapping[str, Any], key: str) -> str:
+    """A number of a candidate with two digits after the point; "" where it is not known."""
+    return f"{row[key]:.2f}" if key in row else ""
 
 
 def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:

@@ -51,11 +51,12 @@ def score(run: Run, candidates: Sequence[Candidate], keep: Keep) -> None:
         group = ordered[first : first + AT_ONCE]
         modules, data = _built(run, group)
         students = {name: module.student for name, module in modules.items()}
-        module = run.module
+        teacher = run.module.teacher
         data.sample_pictures = cache(data.sample_pictures)  # type: ignore[method-assign]
-        pictures = data.sample_pictures
-        give_first_weights(list(students.values()), module.teacher, pictures, data.sample)
-        keep(measured(students, data, module.device, module.teacher))
+        begun = list(students.values())
+        give_first_weights(begun, teacher, data.sample_pictures, data.sample)
+        scores = measured(students, data, run.module.device, teacher)
+        keep(scores)
 
 
 def _built(

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
@@ -23,36 +22,14 @@ from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import folder_of_runs
 from kd.storage.writing import write_json
 
+RESULTS = "results.json"
+"""File of all measurements, across searches of a recipe."""
 Row = dict[str, Any]
 """A candidate as ``sizes.json`` has it: its settings, and what is known of it by name; a number that is not known is
 missing."""
 
 
-class Results:
-    """What was measured, by what it depends on, across searches; :meth:`write` saves it.
-
-    Args:
-        file: JSON of an earlier search, which may be missing.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.known: dict[str, Any] = mapping_of(file)
-
-    def of(self, *parts: object) -> dict[str, float]:
-        """What was measured under these parts of a key; {} for nothing."""
-        return self.known.get(_key(parts), {})
-
-    def keep(self, numbers: Mapping[str, float], *parts: object) -> None:
-        """Remembers numbers under these parts of a key, until :meth:`write` saves them."""
-        self.known[_key(parts)] = dict(numbers)
-
-    def write(self) -> None:
-        """Saves all results, for a later search in this folder."""
-        write_json(self.file, self.known)
-
-
-def _key(parts: Sequence[object]) -> str:
+def key_of(*parts: object) -> str:
     """The key of ``results.json`` for what a measurement depends on: a hash, equal for equal parts."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -92,13 +69,13 @@ class SizeSearch:
                 "data.probe.root: sizes of students without a classifier are compared by labelled pictures"
             )
         assert self.teacher is not None
-        archs = list(dict.fromkeys(plan.archs))
-        sides = sorted(set(plan.img_sizes))
-        self.candidates = candidates(self.student, self.teacher, archs, sides, plan.candidates)
+        self.candidates = candidates(self.student, self.teacher, plan.candidates)
         self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
         self.sign = -1 if less_is_better(self.metric) else 1
-        self.results = Results(self.folder / "results.json")
+        self.known = mapping_of(
+            self.folder / RESULTS
+        )  # what was measured, by key_of() what it depends on
 
     def measure(self) -> dict[str, Any]:
         """Times the candidates, and scores those within the budget; what an earlier search has measured is read again.
@@ -124,7 +101,7 @@ class SizeSearch:
             rows[name].update(numbers)
         teacher_row = rows.pop(TEACHER, {})
         check_budget(list(rows.values()), budget)
-        self.results.write()  # not before: a refused budget leaves nothing behind
+        self._save()  # not before: a refused budget leaves nothing behind
 
         to_score = []
         for candidate in self.candidates:
@@ -141,10 +118,8 @@ class SizeSearch:
             "machine": processor(),
             # pictures that score the candidates
             "held_out": len(self.data.split(split_of(self.student)).targets),
-            # training pictures, at most, that inherited layers are fitted on
-            "fitted_on": fitted_on(self.student),
             # as a candidate, where it can be timed, with ``before``, where it was scored
-            "teacher": teacher_row | self.results.of("score", TEACHER, self._basis()),
+            "teacher": teacher_row | self.known.get(key_of("score", TEACHER, self._basis()), {}),
             "candidates": sorted(rows.values(), key=lambda row: row["params"]),
             "choice": choice,
             "took_s": round(time.monotonic() - self.began, 1),
@@ -205,20 +180,19 @@ class SizeSearch:
             processor(),
         ]
         keys = {}
-        known = {}
-        missing = []
         for candidate in timed:
-            key = ("latency", [getattr(candidate.spec, name) for name in SAME], basis)
-            keys[candidate.name] = key
-            known[candidate.name] = self.results.of(*key)
-            if not known[candidate.name]:
-                missing.append(candidate)
-        if not missing:
-            return known
-        measured = latencies(missing, self.student, self.data, conditions)
-        for name, numbers in measured.items():
-            self.results.keep(numbers, *keys[name])
-        return known | measured
+            settings = [getattr(candidate.spec, name) for name in SAME]
+            keys[candidate.name] = key_of("latency", settings, basis)
+        missing = [candidate for candidate in timed if not self.known.get(keys[candidate.name])]
+        if missing:
+            measured = latencies(missing, self.student, self.data, conditions)
+            for name, numbers in measured.items():
+                self.known[keys[name]] = numbers
+        return {name: self.known[key] for name, key in keys.items()}
+
+    def _save(self) -> None:
+        """Saves all results, for a later search in this folder."""
+        write_json(self.folder / RESULTS, self.known)
 
     def _basis(self) -> dict[str, Any]:
         """What a score depends on beside the candidate, as plain values: a part of its key among the results.
@@ -248,24 +222,22 @@ class SizeSearch:
             rows: of all candidates, by name; changed in place.
         """
         basis = self._basis()
-        settings = {candidate.name: candidate.settings() for candidate in scored}
+        # the teacher is scored along with each group of candidates
+        keys = {TEACHER: key_of("score", TEACHER, basis)}
+        for candidate in scored:
+            keys[candidate.name] = key_of("score", candidate.settings(), basis)
 
         def keep(scores: dict[str, float]) -> None:
             """Writes scores by candidate's name to ``results.json`` at once: an interrupted search loses none."""
             for name, value in scores.items():
-                # the teacher is scored along with each group of candidates
-                self.results.keep({"before": value}, "score", settings.get(name, name), basis)
-            self.results.write()
+                self.known[keys[name]] = {"before": value}
+            self._save()
 
-        missing = [
-            candidate
-            for candidate in scored
-            if not self.results.of("score", settings[candidate.name], basis)
-        ]
+        missing = [one for one in scored if not self.known.get(keys[one.name])]
         score(self.run, missing, keep)
-        for name, of_candidate in settings.items():
-            values = self.results.of("score", of_candidate, basis)
-            rows[name].update(values, score=values["before"])
+        for candidate in scored:
+            value = self.known[keys[candidate.name]]["before"]
+            rows[candidate.name].update(before=value, score=value)
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
@@ -287,15 +259,11 @@ def check_budget(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
         return
     for key, most in budget.items():
         measured = [row for row in rows if key in row]
-        least = min(measured, key=lambda row: row[key], default=None)
-        if least is None:
-            continue
+        least = min(measured, key=lambda row: row[key], default={key: 0})
         value = least[key]
         if value > most:
-            raise UserError(
-                f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "
-                f"{value:.4g} {BUDGETS[key]}"
-            )
+            smallest = f"{least['name']} with {value:.4g} {BUDGETS[key]}"
+            raise UserError(f"{key}: no candidate is within {most:g}: the smallest is {smallest}")
     words = [f"{key}={value:g}" for key, value in budget.items()]
     first = next(iter(budget))
     raise UserError(f"{first}: no candidate is within {' '.join(words)} at once")
@@ -316,21 +284,11 @@ def choose_size(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> 
     for row in rows:
         if "score" in row:
             merits[row["name"]] = (sign * row["score"], -row["latency_ms"])
-    all_merits = merits.values()
     for row in rows:
-        merit = merits.get(row["name"])
+        mine = merits.get(row["name"])
         row["within"] = not exceeded(row, budget)
-        row["front"] = merit is not None and _on_front(merit, all_merits)
+        row["front"] = mine is not None
+        for other in merits.values() if mine else ():
+            if other != mine and other[0] >= mine[0] and other[1] >= mine[1]:
+                row["front"] = False
     return max(merits, key=lambda name: merits[name], default=None)
-
-
-def _on_front(merit: tuple[float, float], merits: Iterable[tuple[float, float]]) -> bool:
-    """Whether no other of the ``merits`` is at least as good in both parts; of both more is better.
-
-    Equal ones do not displace each other: both are on the front.
-    """
-    for other in merits:
-        worse_somewhere = other[0] < merit[0] or other[1] < merit[1]
-        if other != merit and not worse_somewhere:
-            return False
-    return True

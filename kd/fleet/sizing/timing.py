@@ -22,7 +22,7 @@ from kd.ship.export.gate import size_mb
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.stopwatch import Stopwatch, open_export
-from kd.ship.latency import TURNS, in_turns, medians
+from kd.ship.latency import in_turns, medians, random_pictures
 
 CALIBRATE = 8
 """Pictures: int8's kernels, and so their time, do not depend on the scales."""
@@ -51,7 +51,7 @@ class Drawn:
         preprocess = preprocess_for(
             model, img_size=spec.img_size, channels_last=False, mean=spec.mean, std=spec.std
         )
-        return Prepared(model, preprocess, self.size, "nhwc")
+        return Prepared(model, preprocess, self.size)
 
     def __call__(self) -> Call:
         """Opens the model in the process that calls this, whose number of threads is set; uint8 ``(N, H, W, 3)`` in."""
@@ -118,14 +118,9 @@ def latencies(
             exports.append(_export(candidate, student, data, conditions, place))
         watch = Stopwatch(partial(several, [load for load, _ in exports]), conditions.threads)
         try:
-            # pictures_NHW3
-            pictures = np.random.RandomState(0).randint(
-                0, 256, (conditions.batch, *data.size, 3), dtype=np.uint8
-            )
+            pictures = random_pictures(conditions.batch, data.size)
             measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(exports))}
-            total = TURNS * len(exports)
-            with bar(label=f"timing {conditions}", unit=" turns", total=total) as turns:
-                timed = in_turns(measures, SECONDS, turns)
+            timed = in_turns(measures, SECONDS, f"timing {conditions}")
         finally:
             watch.close()
     numbers = {}
@@ -161,7 +156,6 @@ def _export(
         student.classes,
         data.size,
         data.given.crop_ratio,
-        "nhwc",
         prepared.mean.flatten().div(255).tolist(),
         prepared.std.flatten().div(255).tolist(),
         conditions.runtime,

@@ -17,9 +17,6 @@ from kd.report.terminal import print_parts
 from kd.run.trust import made_here, remember_made
 from kd.storage.writing import write_text
 
-CONFIRMED = "confirm.txt"
-"""File of a search's folder that holds the confirmation's text."""
-
 
 def search_and_confirm(plan: SearchPlan) -> int:
     """Searches on shares of this machine, prints the table, confirms the winner.
@@ -36,15 +33,12 @@ def search_and_confirm(plan: SearchPlan) -> int:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.options.confirm:
-        text = confirm(search)
-        print(text)
-        write_text(plan.folder / CONFIRMED, f"{text}\n")
+        print(confirm(search))
     elif plan.options.trials > 1:
         print(
             "The best of many trials on one validation set is optimistic: confirm=3 runs it and the default on fresh seeds."
         )
-    print("all trials as charts, by the package optuna-dashboard:")
-    print(f"  optuna-dashboard {plan.folder / JOURNAL}")
+    print(f"charts, by that package: optuna-dashboard {plan.folder / JOURNAL}")
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0
 

@@ -48,8 +48,6 @@ class TuneOptions(CommandOptions):
     """Number of trials in all."""
     jobs: Annotated[int, Range(">= 1")] = 1
     """Trials at a time; they share out the machine's cores and GPUs."""
-    hours: Hours | None = None
-    """At most."""
     trial_hours: Hours | None = None
     """A trial that takes longer has failed."""
     objective: str | None = None
@@ -57,8 +55,8 @@ class TuneOptions(CommandOptions):
     better, +: more is; several with commas."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """tpe, random or grid."""
-    pruner: Literal["none", "asha", "hyperband", "median"] | None = None
-    """asha (default for one objective), hyperband, median, none: stops poor trials after an epoch."""
+    pruner: Literal["none", "asha", "median"] | None = None
+    """asha (default for one objective), median, none: stops poor trials after an epoch."""
     confirm: Annotated[int, Range(">= 0")] = 0
     """N: the winner and the recipe as it was, each again on N fresh seeds."""
     name: Annotated[str, keys.schema()["name"].kind] = "search"
@@ -97,9 +95,8 @@ class SearchObjective:
         if self.name.startswith("val/"):
             metrics = student["best_val"] or student["val"]
             return float(metrics[self.name.removeprefix("val/")])
-        if self.name == "params":
-            return float(student["params"])
-        return float(summary[self.name])
+        numbers = {**summary, "params": student["params"]}
+        return float(numbers[self.name])
 
 
 @dataclass(frozen=True)
@@ -267,7 +264,7 @@ def _objectives(
         trusted: classes that the user trusts.
 
     Raises:
-        UserError: one that no run reports, or one twice.
+        UserError: one that no run reports.
     """
     from kd.run.build import metrics_of  # torch: what does not need it is checked before
 
@@ -283,9 +280,6 @@ def _objectives(
                 f"objective: no run reports '{objective.name}'; it may be {', '.join(allowed)} (- before "
                 "it: less is better, +: more is), several with commas"
             )
-    names = {objective.name for objective in objectives}
-    if len(names) < len(objectives):
-        raise UserError(f"objective: '{text}' names one twice")
     return objectives
 
 
@@ -359,9 +353,12 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
     resolved = []
     for example in space.examples():
         given = [*request.overrides, *words, item(space.key, example)]
-        settings = flatten(Run.of(replace(request, overrides=given)).config)
-        by_short_key = {key.replace(".init_args.", "."): settings[key] for key in settings}
-        resolved.append(by_short_key.get(space.key))
+        run = Run.of(replace(request, overrides=given))
+        value = None
+        for key, of_key in flatten(run.config).items():
+            if key.replace(".init_args.", ".") == space.key:
+                value = of_key
+        resolved.append(value)
     return resolved
 
 

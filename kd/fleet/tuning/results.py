@@ -29,9 +29,12 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
         total = 0.0
         for i, objective in enumerate(plan.objectives):
             values = [other.values[i] for other in front]
-            best = max(values) if objective.maximize else min(values)
-            width = max(values) - min(values) or 1.0
-            total += ((trial.values[i] - best) / width) ** 2
+            least = min(values)
+            most = max(values)
+            best = most if objective.maximize else least
+            width = most - least or 1.0
+            share = (trial.values[i] - best) / width
+            total += share**2
         return total
 
     return min(front, key=distance, default=None)
@@ -63,31 +66,28 @@ def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
     ended = len(study.trials("complete"))
     where = f"trial {best.number} of {plan.folder}"
     text = f"# Best of {ended} trials: {', '.join(reached)} ({where})\n"
-    text += "".join(f"#   {word}\n" for word in values)
-    write_text(plan.folder / BEST, text + run.as_yaml())
+    for word in values:
+        text += f"#   {word}\n"
+    text += run.as_yaml()
+    write_text(plan.folder / BEST, text)
 
 
 def best_trials(study: Study, plan: SearchPlan) -> Table:
-    """The best :data:`SHOWN` trials by the first objective, then those that were stopped, then those that have failed.
-
-    A failed or stopped one has why, or its last value, in place of the first objective.
-    """
-    sign = -1 if plan.objectives[0].maximize else 1
-    complete = sorted(study.trials("complete"), key=lambda trial: sign * trial.values[0])
-    rows: list[list[Cell]] = []
-    for trial in [*complete, *study.trials("pruned"), *study.trials("failed")][:SHOWN]:
-        notes = trial.user_attrs
-        results: list[Cell] = [None] * len(plan.objectives)
-        if trial.state.name == "COMPLETE":
-            results = list(trial.values)
-        elif trial.state.name == "FAIL":
-            results[0] = f"failed: {notes.get('reason', '')}"
-        else:
-            last = [short(value) for value in trial.intermediate_values.values()][-1:]
-            results[0] = " at ".join(["stopped", *last])
-        values = [short(trial.params.get(space.key, "")) for space in plan.space]
-        rows.append([trial.number, *results, notes.get("epochs"), notes.get("wall_s"), *values])
-    title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
+    """The best :data:`SHOWN` finished trials by the first objective, and how many were stopped or have failed."""
     objectives = [objective.name for objective in plan.objectives]
     keys = [space.key for space in plan.space]
-    return Table(title, ["trial", *objectives, "epochs", "s", *keys], rows)
+    sign = -1 if plan.objectives[0].maximize else 1
+    best = sorted(study.trials("complete"), key=lambda trial: sign * trial.values[0])
+    rows: list[list[Cell]] = []
+    for trial in best[:SHOWN]:
+        row: list[Cell] = [trial.number, *trial.values]
+        for key in keys:
+            value = trial.params.get(key, "")
+            row.append(short(value))
+        rows.append(row)
+    stopped = len(study.trials("pruned"))
+    failed = len(study.trials("failed"))
+    note = f"{len(best)} finished, {stopped} stopped early, {failed} failed"
+    title = f"{plan.config['recipe']}: {plan.folder}"
+    columns = ["trial", *objectives, *keys]
+    return Table(title, columns, rows, note)

@@ -70,11 +70,11 @@ class Search:
                     f"name: the search in {plan.folder} was begun with {changed_setting}; give the same "
                     "settings to resume it, or name=OTHER to begin another"
                 )
-        self.pool = Pool(slots, plan.options.hours)
+        self.pool = Pool(slots)
         self.extra: list[str] = []  # settings that all trials share beside the plan's
 
     def run(self) -> None:
-        """Searches until the trials or the hours are used up; ``best.yaml`` is written after each trial.
+        """Searches until the trials are used up; ``best.yaml`` is written after each trial.
 
         Raises:
             Stopped: by SIGTERM or SIGINT; the running trials have saved, and the same command resumes them.
@@ -195,27 +195,22 @@ class Search:
     def _line(self, number: int, settings: Sequence[str]) -> str:
         """One line for people: how a trial that is recorded has ended, and how far the search is."""
         trial = self.study.trial(number)
-        state = trial.state.name
-        if state == "FAIL":
+        result = trial.state.name.lower()
+        if result == "fail":
             result = f"failed: {trial.user_attrs['reason']}"
-        elif state == "PRUNED":
-            values = list(trial.intermediate_values.values())
-            result = f"stopped early: {self._values(values[-1:])}"
-        else:
-            result = self._values(trial.values)
+        elif result == "complete":
+            named = zip(self.plan.objectives, trial.values, strict=True)
+            result = ", ".join(f"{objective.name} {short(value)}" for objective, value in named)
         return f"trial {number}: {result} ({' '.join(settings)}); {self.progress()}"
-
-    def _values(self, values: Sequence[float]) -> str:
-        """Values of the objectives, with their names; of a trial that was stopped, the first alone or none."""
-        named = zip(self.plan.objectives, values, strict=False)
-        return ", ".join(f"{objective.name} {short(value)}" for objective, value in named)
 
     def progress(self) -> str:
         """How many trials have ended, and the best so far where there is one."""
         ended = len(self.study.trials("complete", "pruned", "failed"))
         text = f"{ended} of {self.plan.options.trials} ended"
         best = self.study.best()
-        return f"{text}, best trial {best[0].number}" if best else text
+        if best:
+            text += f", best trial {best[0].number}"
+        return text
 
 
 def _teacher_of_all(plan: SearchPlan) -> list[str]:
@@ -224,8 +219,11 @@ def _teacher_of_all(plan: SearchPlan) -> list[str]:
     A recipe without a teacher's checkpoint trains one here, before the first trial. [] without a teacher, or where a
     trial may have another one since its settings or the data are searched.
     """
-    searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
-    if searched or not teachers_in(plan.config["model"]):
+    searched = [f"{space.key}=" for space in plan.space]
+    other_teacher = ("model.teacher", "data.source")
+    if any(word.startswith(other_teacher) for word in searched):
+        return []
+    if not teachers_in(plan.config["model"]):
         return []
     found = train_teacher_first(plan.config, plan.trusted)
     return [f"{key}={value or 'null'}" for key, value in found.items()]

@@ -43,11 +43,8 @@ class Space:
     @property
     def labels(self) -> list[Any]:
         """The choices as Optuna stores them, in the same order: a list, dict or None as its JSON; [] for a range."""
-        labels = []
-        for choice in self.choices or ():
-            plain = isinstance(choice, str | int | float | bool)
-            labels.append(choice if plain else json.dumps(choice))
-        return labels
+        plain = str | int | float | bool
+        return [c if isinstance(c, plain) else json.dumps(c) for c in self.choices or ()]
 
     def examples(self) -> list[Any]:
         """Values that show whether the configuration takes it: all choices, or both ends."""
@@ -92,27 +89,26 @@ def parse(key: str, text: object) -> Space:
     Raises:
         UserError: none of these forms, an empty list or range, or a range on a log scale that does not begin above 0.
     """
-    wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
-    try:
-        value = text
-        if isinstance(text, str):
+    wrong = UserError(f"search.{key}: {FORMS}; got {text}")
+    value = text
+    if isinstance(text, str):
+        try:
             value = yaml_of(text)
-    except ValueError as error:
-        raise UserError(wrong) from error
+        except ValueError as error:
+            raise wrong from error
     if isinstance(value, list):
         if not value:
             raise UserError(f"search.{key}: must have a choice at least, got []")
         return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
     log = isinstance(value, str) and value.startswith("log:")
-    words = str(value).removeprefix("log:").split("..", 1)
-    ends = [_number(word.strip()) for word in words]
-    numbers = [end for end in ends if isinstance(end, int | float)]
-    if len(ends) != 2 or len(numbers) != 2:
-        raise UserError(wrong)
-    low, high = numbers
+    ends = [_number(word.strip()) for word in str(value).removeprefix("log:").split("..", 1)]
+    if len(ends) != 2:
+        raise wrong
+    low, high = ends
+    if isinstance(low, str) or isinstance(high, str):
+        raise wrong
     if isinstance(low, float) or isinstance(high, float):
-        low = float(low)
-        high = float(high)
+        low, high = float(low), float(high)
     if not low < high:
         raise UserError(
             f"search.{key}: an empty range, {text}: the first number must be below the second"

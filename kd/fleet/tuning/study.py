@@ -24,8 +24,6 @@ JOURNAL = "journal.log"
 """Optuna's file of all trials, in a search's folder; several processes append to it."""
 MOST_VALUES = 10_000_000
 """Steps between the ends of a trial's range."""
-Finished = Literal["complete", "pruned", "failed"]
-"""How a trial has ended."""
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL,
            "running": TrialState.RUNNING}  # fmt: skip
 
@@ -130,18 +128,18 @@ class Study:
         """The trial of a number.
 
         Raises:
-            StopIteration: unknown number.
+            IndexError: unknown number.
         """
-        return next(t for t in self.trials() if t.number == number)
+        return self.trials()[number]
 
     def tell(
-        self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]
+        self, trial: Trial, state: str, values: Sequence[float] | None, notes: dict[str, Any]
     ) -> None:
         """Records a trial's end.
 
         Args:
             trial: the trial.
-            state: how it has ended.
+            state: how it has ended: ``complete``, ``pruned`` or ``failed``.
             values: of the objectives, in their order; None for a trial that was pruned or has failed.
             notes: kept with it as Optuna's ``user_attrs``, by name: ``folder`` (of the run), ``wall_s``, ``epochs``, and
                 ``reason`` of a failure.
@@ -231,9 +229,6 @@ PRUNERS: dict[str, Callable[[int], Any]] = {  # of the epochs of a whole trial
     "none": lambda epochs: optuna.pruners.NopPruner(),
     "asha": lambda epochs: optuna.pruners.SuccessiveHalvingPruner(
         min_resource=1, reduction_factor=3
-    ),
-    "hyperband": lambda epochs: optuna.pruners.HyperbandPruner(
-        min_resource=1, max_resource=max(epochs, 3), reduction_factor=3
     ),
     "median": lambda epochs: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
 }

@@ -226,18 +226,16 @@ left."""
 
 
 class Pool:
-    """Runs trials on the places of this machine: until none is left, a signal comes, or the time is up.
+    """Runs trials on the places of this machine: until none is left, or a signal comes.
 
     Args:
         slots: the places.
-        hours: after which running trials save and :meth:`run` returns; None: as long as it takes.
     """
 
-    def __init__(self, slots: Sequence[Slot], hours: float | None = None) -> None:
+    def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.running: dict[TrialRun, Iterator[None]] = {}
         self.stopped_by: int | None = None  # number of the signal
-        self._ends = time.monotonic() + 3600 * (math.inf if hours is None else hours)
 
     def run(self, begin: Begin) -> None:
         """Fills the places, and looks at each running trial again and again.
@@ -250,12 +248,9 @@ class Pool:
         free = [*self.slots]
         with signals_kept(self._on_signal):
             try:
-                while True:
+                while self.stopped_by is None:
                     free += self._ended()
-                    is_over = self.stopped_by is not None or time.monotonic() > self._ends
-                    if is_over:
-                        self._stop()
-                    while free and not is_over:
+                    while free:
                         begun = begin(free[0])
                         if begun is None:
                             break
@@ -263,14 +258,17 @@ class Pool:
                         self.running[job] = steps
                         free.pop(0)
                     if not self.running:
-                        break
+                        return
                     time.sleep(POLL_S)
+                self._stop()
+                while self.running:
+                    self._ended()
+                    time.sleep(POLL_S)
+                raise Stopped(self.stopped_by)
             finally:  # a full disk, too, leaves no process
                 self._stop()
                 while any(job.poll() is None for job in self.running):
                     time.sleep(POLL_S)
-        if self.stopped_by is not None:
-            raise Stopped(self.stopped_by)
 
     def _ended(self) -> list[Slot]:
         """Takes each trial a step further; the places of those that have ended, whose locks are free then."""

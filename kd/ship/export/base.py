@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kd.errors import UserError, causes, did_you_mean, needs_extra
-from kd.ship.export.manifest import ExportManifest, Layout
+from kd.ship.export.manifest import ExportManifest
 
 if TYPE_CHECKING:
     import onnx
@@ -81,7 +81,6 @@ class Format(ABC):
         halves: whether it knows FP16: :meth:`write` has the job's ``halve`` convert an ONNX graph of the student.
         mixes: whether its FP16 files can keep layers in float32.
         bounded: whether its files have a largest batch (``max_batch``).
-        has_layout: whether its files take pictures in an order in memory (``layout``).
         timed: whether ``kd-latency`` runs its files.
         features: its answer is the features below the classifier.
         compared: what :meth:`reference` is.
@@ -94,7 +93,6 @@ class Format(ABC):
     halves = False
     mixes = True
     bounded = False
-    has_layout = True
     timed = False
     features = False
     compared = "the student"
@@ -275,11 +273,12 @@ def attends(student: "nn.Module") -> bool:
     return any("Attention" in type(module).__name__ for module in student.modules())
 
 
-def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Runtime:
-    """A runtime of a model in torch, without gradients; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first.
+def in_torch(call: "Callable[[Tensor], Tensor]", channels_first: bool = False) -> Runtime:
+    """A runtime of a model in torch, without gradients.
 
-    With ``nchw``, the default, ``call`` gets them as they come: a model that brings its layout into order itself
-    (:class:`~kd.ship.export.prepared.Prepared`) takes ``(N, H, W, 3)`` too.
+    Args:
+        call: takes the pictures as they come, ``(N, H, W, 3)``.
+        channels_first: it takes ``(N, 3, H, W)`` instead.
 
     Pixels are brought into one order in memory, since the order chooses the kernels, and those the last bits.
     """
@@ -287,9 +286,9 @@ def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Run
 
     @torch.inference_mode()
     def run(pictures: np.ndarray) -> np.ndarray:
-        """Pictures in the layout -> the answers of ``call``, both as NumPy."""
+        """Pictures -> the answers of ``call``, both as NumPy."""
         images = torch.from_numpy(pictures)
-        if layout == "nhwc":
+        if channels_first:
             images = images.permute(0, 3, 1, 2)
         return call(images.contiguous()).numpy()
 

@@ -11,6 +11,7 @@ infinite on a GPU or a phone stays 80,000. The proof has two parts instead:
 An operation of no table is not proven and stays in float32.
 """
 
+import math
 from ast import literal_eval
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
@@ -257,14 +258,14 @@ def measure_ranges(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> 
     _add_functions(
         probed, PROBE, SQUARES_OF_DEVIATIONS, SQUARES, SUM_OF_SQUARES, SUM_OF_POWERS, CUBES
     )
-    weights = _weights(probed.graph)
-    operations = _add_probes(probed.graph, _types(model))
-    _run_probes(probed, operations, pictures)
-    return weights + operations
+    ranges = _add_probes(probed.graph, _types(model))
+    _run_probes(probed, ranges, pictures)
+    return ranges
 
 
 def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorRange]:
-    """Adds a Probe to each float32 result of a graph, and to what operations compute inside.
+    """Adds a Probe to each float32 weight that an operation uses, to each float32 result, and to what operations compute
+    inside.
 
     Args:
         graph: of the probed model; Probe ``i`` adds the outputs ``kd/largest/i``, ``kd/magnitude/i``, ``kd/error/i``.
@@ -278,7 +279,7 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
 
     ranges: list[TensorRange] = []
 
-    def probe(tensor: str, node: "onnx.NodeProto", operation: str) -> None:
+    def probe(tensor: str, node: "onnx.NodeProto", operation: str, proven: bool = True) -> None:
         """Adds a probe of a tensor to the graph, whose numbers become its outputs, and an empty range to ``ranges``."""
         number = len(ranges)
         names = [f"kd/{what}/{number}" for what in PROBED]
@@ -287,9 +288,17 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
             scalar = make_tensor_value_info(name, TensorProto.FLOAT, [])
             graph.output.append(scalar)
         layer = layer_of(node)
-        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0, proven=is_proven(node)))
+        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0, proven=proven))
 
-    for node in list(graph.node):
+    nodes = list(graph.node)
+    users = {}
+    for node in reversed(nodes):
+        users.update(dict.fromkeys(node.input, node))
+    for weight in graph.initializer:
+        is_float = weight.data_type == TensorProto.FLOAT
+        if is_float and weight.name in users and math.prod(weight.dims):
+            probe(weight.name, users[weight.name], "weight")
+    for node in nodes:
         kind = _kind_inside(node)
         if kind:
             inside = f"{node.output[0]}/inside"
@@ -297,10 +306,10 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
             axes = _normalised_axes(node)
             attributes: dict[str, Any] = {"axes": axes} if axes else {}
             graph.node.append(make_node(kind, inputs, [inside], domain=DOMAIN, **attributes))
-            probe(inside, node, f"{kind} in {node.op_type}")
+            probe(inside, node, f"{kind} in {node.op_type}", is_proven(node))
         for tensor in node.output:
             if types.get(tensor) == TensorProto.FLOAT:
-                probe(tensor, node, node.op_type)
+                probe(tensor, node, node.op_type, is_proven(node))
     return ranges
 
 
@@ -321,42 +330,10 @@ def _run_probes(
         largest = np.maximum(largest, of_batch[0])
         magnitude += of_batch[1]
         error += of_batch[2]
-    for number, tensor in enumerate(ranges):
-        tensor.largest = float(largest[number])
-        tensor.lost = _share(error[number], magnitude[number])
-
-
-def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
-    """The ranges of the graph's float32 weights that an operation uses, with numbers: they need no pictures."""
-    import onnx
-    from onnx.numpy_helper import to_array
-
-    users = {}
-    for node in reversed(graph.node):
-        for tensor in node.input:
-            users[tensor] = node
-    ranges = []
-    for weight in graph.initializer:
-        values = to_array(weight)
-        if weight.data_type != onnx.TensorProto.FLOAT or not values.size:
-            continue
-        if weight.name not in users:
-            continue
-        finite = np.where(np.isinf(values), 0, values).astype(np.float64)
-        with np.errstate(over="ignore"):
-            error = np.abs(finite - finite.astype(np.float16)).sum()
-        largest = float(np.abs(finite).max())
-        lost = _share(error, np.abs(finite).sum())
-        layer = layer_of(users[weight.name])
-        ranges.append(TensorRange(weight.name, layer, "weight", largest, lost))
-    return ranges
-
-
-def _share(part: float, whole: float) -> float:
-    """``part / whole``, at most 1; 0 where there is nothing to lose a part of."""
-    if whole:
-        return min(float(part / whole), 1.0)
-    return 0.0
+    lost = np.divide(error, magnitude, out=np.zeros(len(ranges)), where=magnitude > 0)
+    for tensor, most, share in zip(ranges, largest.tolist(), lost.tolist(), strict=True):
+        tensor.largest = most
+        tensor.lost = min(share, 1.0)
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:

@@ -23,7 +23,7 @@ from kd.report.metric import format_metric
 from kd.report.tables import write_parts
 from kd.ship.export.base import ExportJob, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
-from kd.ship.export.manifest import FILE, ExportManifest, Layout
+from kd.ship.export.manifest import FILE, ExportManifest
 from kd.ship.export.settings import ExportSettings
 from kd.ship.finished import FinishedRun
 from kd.ship.latency import times_here
@@ -54,7 +54,7 @@ def compare(
     """Runs the student and its export on the same pictures on the CPU.
 
     Args:
-        student: uint8 pictures in the manifest's layout -> answers, in torch.
+        student: uint8 pictures -> answers, in torch.
         runtime: runs the export.
         manifest: of the export.
         batches: with targets; padding (index -1) is left out.
@@ -62,7 +62,7 @@ def compare(
         wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
-        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1;
+        ``pictures`` (how many), ``max_difference`` of the numbers, ``agreement`` in 0..1;
             ``metric``, the task's by name, and its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be below
             0), which features do not have; ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one
             is wanted.
@@ -78,43 +78,30 @@ def compare(
     for judge in judges.values():
         judge.reset()
     max_difference = 0.0
-    sum_of_differences = 0.0
     pictures = 0
-    numbers = 0
-    agreed = 0
-    answered = 0
-    first: torch.Tensor | None = None
+    same: list[torch.Tensor] = []
     outcomes = PictureOutcomes(task)
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
         target = batch["target"][real]
-        images = _images(batch, manifest.layout)
-        if first is None:
-            first = images[:1]
-
+        images = _images(batch)
         expected = student(images)
         exported = torch.from_numpy(np.array(runtime(images.numpy())))
-        difference = (expected - exported).abs()
-        max_difference = max(max_difference, difference.max().item())
-        sum_of_differences += difference.sum().item()
+        difference = (expected - exported).abs().max()
+        max_difference = max(max_difference, difference.item())
         pictures += len(images)
-        numbers += difference.numel()
 
         answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
-        same = task.same(answers["student"], answers["export"])
-        agreed += int(same.sum())
-        answered += same.numel()
+        same.append(task.same(answers["student"], answers["export"]).flatten())
         for name, judge in judges.items():
             judge.update(answers[name], target, None)
         if wanted is not None:
             outcomes.update(answers["export"], answers["student"], target, batch["index"][real])
 
-    assert first is not None
     measured: dict[str, Any] = {
         "pictures": pictures,
         "max_difference": max_difference,
-        "mean_difference": sum_of_differences / numbers,
-        "agreement": agreed / answered,
+        "agreement": torch.cat(same).double().mean().item(),
     }
     if judges:
         measured["metric"] = task.primary
@@ -122,7 +109,8 @@ def compare(
         measured[name] = float(judge.compute()[task.primary])
     if wanted is not None:
         measured["certificate"] = _certificate(outcomes, wanted)
-    picture, pixels = first, first.numpy()
+    picture = images[:1]  # of the last batch
+    pixels = picture.numpy()
     calls = {"student_ms": lambda: student(picture), "export_ms": lambda: runtime(pixels)}
     return measured | times_here(calls, SECONDS, "timing one picture")
 
@@ -146,18 +134,16 @@ def _certificate(outcomes: PictureOutcomes, wanted: ProofMargin) -> dict[str, An
         raise UserError(f"margin: {error}") from error
 
 
-def _images(batch: Batch, layout: Layout) -> torch.Tensor:
-    """The pictures of a batch without its padding, uint8 in an export's layout."""
+def _images(batch: Batch) -> torch.Tensor:
+    """The pictures of a batch without its padding, uint8 ``(N, H, W, 3)``."""
     images = batch["image"][batch["index"] >= 0]
-    if layout == "nhwc":
-        images = images.permute(0, 2, 3, 1)
-    return images.contiguous()
+    return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _pictures(batches: Iterable[Batch], layout: Layout) -> Iterator[np.ndarray]:
-    """The pictures of each batch as NumPy, uint8 in the layout, without padding; shows a bar."""
+def _pictures(batches: Iterable[Batch]) -> Iterator[np.ndarray]:
+    """The pictures of each batch as NumPy, without padding; shows a bar."""
     for batch in bar(batches, label="measuring each layer", unit=" batches"):
-        yield _images(batch, layout).numpy()
+        yield _images(batch).numpy()
 
 
 def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
@@ -217,7 +203,7 @@ def export(
 
     Returns:
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
-            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``, ``layout``), ``file`` (its path, from
+            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``), ``file`` (its path, from
             the run's folder where it lies in it), ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`,
             ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of
             :func:`compare` in simulated FP16).
@@ -226,21 +212,21 @@ def export(
         UserError: no pictures to compare it on, a certificate of answers that have none (features), or as of
             :meth:`Format.write`.
     """
-    to, layout = str(wanted.to), wanted.layout
-    manifest = replace(run.manifest(to, layout, wanted.int8), fp16=bool(wanted.fp16))
+    to = str(wanted.to)
+    manifest = replace(run.manifest(to, wanted.int8), fp16=bool(wanted.fp16))
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
     if claim is not None and (manifest.task == "features" or run.task.certified is None):
         raise UserError("margin: needs a student that answers in classes, masks or numbers")
     # before the work: missing pictures are reported at once
     batches = run.data.eval_dataloader("val")
-    half = HalfPrecision(wanted.fp16 == "all", partial(_pictures, batches, layout))
+    half = HalfPrecision(wanted.fp16 == "all", partial(_pictures, batches))
     job = ExportJob(
-        run.prepared(layout),
+        run.prepared(),
         run.model,
         manifest,
         run.folder / "student.safetensors",
-        partial(run.calibration, layout, wanted.calibrate),
+        partial(run.calibration, wanted.calibrate),
         run.teacher,
         half.convert if wanted.fp16 else None,
         wanted.max_batch,
@@ -281,7 +267,6 @@ def export(
             "to": to,
             "int8": wanted.int8,
             "fp16": wanted.recorded_fp16,
-            "layout": layout,
             "file": _from_run(run.folder, written),
             "size_mb": size_mb(part),
             "compared": kind.compared,

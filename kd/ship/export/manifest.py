@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from kd.errors import UserError
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import json_of
 from kd.storage.student_metadata import Facts, Name
 from kd.storage.writing import write_json
 
@@ -23,7 +22,6 @@ MOST = 8192  # pixels a side
 Side = Annotated[int, Field(gt=0, le=MOST)]
 TASKS = ("classification", "multilabel", "segmentation", "features", "numbers")
 Task = Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")]
-Layout = Literal["nhwc", "nchw"]
 
 
 def as_lines(names: Iterable[str]) -> str:
@@ -49,8 +47,6 @@ class ExportManifest:
     """Height and width of the input in pixels."""
     crop_ratio: Annotated[float, Field(gt=1e-6, le=1)]
     """Share of the scaled picture's side that the centre crop keeps, in (0, 1]."""
-    layout: Layout
-    """``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)."""
     mean: list[float]
     """Of each channel, for values in 0..1, as the graph applies it."""
     std: list[float]
@@ -63,6 +59,8 @@ class ExportManifest:
     """Whether weights and activations are FP16, but for layers that need float32; the answer is float32."""
     facts: Facts = field(default_factory=dict)
     """By name, a number for each class."""
+    layout: Literal["nhwc"] = "nhwc"
+    """Of the pictures: (N, H, W, 3)."""
     interpolation: Literal["bilinear"] = "bilinear"
     """How a client must scale a picture."""
     antialias: Literal[True] = True
@@ -78,17 +76,8 @@ class ExportManifest:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of one picture in the manifest's layout: ``(H, W, 3)`` or ``(3, H, W)``, uint8."""
-        height, width = self.size
-        if self.layout == "nhwc":
-            return (height, width, 3)
-        return (3, height, width)
-
-    def arranged(self, pixels: np.ndarray) -> np.ndarray:
-        """One picture, ``(H, W, 3)``, in the manifest's layout: of :attr:`shape`."""
-        if self.layout == "nhwc":
-            return pixels
-        return pixels.transpose(2, 0, 1)
+        """Shape of one picture, uint8: height, width and 3."""
+        return (*self.size, 3)
 
     def as_metadata(self) -> dict[str, str]:
         """For a model file's own metadata: each field as JSON, by its name after :data:`PREFIX`."""
@@ -109,34 +98,23 @@ def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
     Raises:
         UserError: kd-export has not written the file.
     """
+    content = {}
     try:
-        content = {}
         for key, value in metadata.items():
             if key.startswith(PREFIX):
                 content[key.removeprefix(PREFIX)] = json_of(value)
-        return _manifest(content)
+        return manifest_of(content)
     except (ValueError, TypeError, KeyError) as error:
         lacks = f"its metadata does not say what goes in ({error})"
         raise UserError(f"{file} was not written by kd-export: {lacks}") from error
 
 
-def read_manifest(folder: Path) -> ExportManifest:
-    """The manifest of an export's folder.
+def manifest_of(content: dict[str, Any]) -> ExportManifest:
+    """The manifest of JSON's values by field.
 
     Raises:
-        UserError: ``folder`` has no ``manifest.json``, or a damaged one.
+        ValueError, TypeError, KeyError: values that are not one.
     """
-    file = folder / FILE
-    try:
-        return _manifest(json_of(text_of(file)))
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} is not an export: it has no {FILE}") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} can't be read as the manifest of an export: {error}") from error
-
-
-def _manifest(content: dict) -> ExportManifest:
-    """The manifest of JSON's values by field; raises a ValueError, TypeError or KeyError for values that are not one."""
     height, width = content["size"]
     try:
         return ExportManifest(**{**content, "size": (int(height), int(width))})

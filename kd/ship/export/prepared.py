@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.models import Preprocess
-from kd.ship.export.manifest import Layout
 
 
 class Prepared(nn.Module):
@@ -18,7 +17,6 @@ class Prepared(nn.Module):
         model: the student, in eval mode.
         preprocess: its input.
         size: height and width in pixels of the pictures that the export takes; scaled where the student's differ.
-        layout: of these pictures, ``nhwc`` or ``nchw``.
     """
 
     rows: Tensor
@@ -30,16 +28,13 @@ class Prepared(nn.Module):
     std: Tensor
     """``(1, 3, 1, 1)``, of values in 0..255."""
 
-    def __init__(
-        self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout
-    ) -> None:
+    def __init__(self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int]) -> None:
         """Puts scaling and normalisation before the model; the arguments are the class's.
 
         All is frozen and in eval mode, the model itself too: it is not copied.
         """
         super().__init__()
         self.model = model
-        self.layout = layout
         self.scaled = tuple(size) != tuple(preprocess.size)
         if self.scaled:
             height, width = size
@@ -53,12 +48,8 @@ class Prepared(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """uint8 ``(N, H, W, 3)`` or ``(N, 3, H, W)``, by the layout -> float32 logits ``(N, C)``, dense
-        ``(N, C, H', W')``, features ``(N, D)``.
-        """
-        if self.layout == "nhwc":
-            pictures = pictures.permute(0, 3, 1, 2)
-        x = pictures.to(torch.float32)
+        """uint8 ``(N, H, W, 3)`` -> float32 logits ``(N, C)``, dense ``(N, C, H', W')``, features ``(N, D)``."""
+        x = pictures.permute(0, 3, 1, 2).to(torch.float32)
         if self.scaled:
             # Two products: runtimes resize with antialiasing each in their own way, and all of them multiply.
             # Whole numbers after each, as the pictures of training are.

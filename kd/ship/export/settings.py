@@ -18,8 +18,6 @@ class ExportSettings(Checked):
     fp16: bool | Literal["all"] = False
     """FP16 weights and activations, proven on the CPU; layers that overflow stay in float32. fp16=all: FP16 without
     exception, for machines that have nothing else; refused where a layer overflows."""
-    layout: Literal["nhwc", "nchw"] = "nhwc"
-    """Of the input pictures: nhwc or nchw."""
     max_batch: Annotated[int, Range(">= 1")] = 8
     """Largest batch that to=executorch plans memory for."""
     calibrate: Annotated[int, Range(">= 1")] = 300

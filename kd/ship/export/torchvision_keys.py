@@ -1,30 +1,26 @@
-"""A backbone under the names of torchvision's detectors: FasterRCNN, MaskRCNN, RetinaNet, FCOS and SSDLite.
+"""A backbone under the names of torchvision's detectors: FasterRCNN, MaskRCNN, RetinaNet and FCOS.
 
 timm and torchvision have the same ResNets and MobileNets. The names of a ResNet's tensors are equal, those of a MobileNet
-differ, but both list its layers in the order in which a picture passes them. Each file is loaded by torchvision's own
-code, strictly, and must give the student's features, before it is written.
+differ, but both list its layers in the order in which a picture passes them. The tensors are loaded by torchvision's own
+code, strictly, and must give the student's features.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision import models
-from torchvision.models.detection import backbone_utils, ssdlite
+from torchvision.models.detection import backbone_utils
 
-BODY, SSDLITE = "torchvision.safetensors", "torchvision_ssdlite.safetensors"
+BODY = "torchvision.safetensors"
+PLACE = "backbone.body"
+"""The module of a detector that loads the file."""
 MOBILENETS = {
     "mobilenetv3_large_100": "mobilenet_v3_large",
     "mobilenetv3_small_100": "mobilenet_v3_small",
 }
 """torchvision's names by timm's."""
-
-SSDLITE_EPSILON = 1e-3
-"""Of the norms of torchvision's SSDLite; those of the other detectors have torch's 1e-5."""
 
 CLOSE = 1e-3
 """Largest difference of the features, as a share of their largest magnitude."""
@@ -32,46 +28,26 @@ CLOSE = 1e-3
 SIDE = 96  # pixels of the pictures that the features are compared on
 
 
-@dataclass
-class DetectorBackbone:
-    """One part of a torchvision detector, with a student's weights."""
+def detector_body(model: nn.Module, arch: str) -> dict[str, Tensor] | None:
+    """A student's tensors under the names of :data:`PLACE` of torchvision's detectors.
 
-    file: str
-    """Name of the file."""
-    place: str
-    """What loads it: a module of the detector."""
-    state: dict[str, Tensor]
-    """The tensors under the names of that module."""
-
-
-def detector_backbones(model: nn.Module, arch: str) -> list[DetectorBackbone]:
-    """A student's layers for each part of torchvision's detectors that has them.
+    None where torchvision has no such network, or where its network computes something else with these weights.
 
     Args:
         model: a timm model in eval mode on the CPU, with ``forward_features``.
         arch: timm's name of it.
-
-    Returns:
-        Empty where torchvision has no such network, or where its network computes something else with these weights.
     """
-    makers: dict[tuple[str, str], Callable[[], nn.Module]] = {}
     if arch in MOBILENETS:
-        makers[BODY, "backbone.body"] = partial(_mobilenet_body, MOBILENETS[arch])
-        if arch == "mobilenetv3_large_100":  # the one that torchvision's SSDLite has
-            makers[SSDLITE, "backbone.features"] = _ssdlite_features
+        body = _mobilenet_body(MOBILENETS[arch])
     elif re.fullmatch(r"(wide_)?res(net|next)[\w]+", arch) and arch in models.list_models(models):
-        makers[BODY, "backbone.body"] = partial(_resnet_body, arch)
-
-    backbones = []
-    for (file, place), make in makers.items():
-        body = make().eval()
-        state = _state_for(body, model)
-        if state is None:
-            continue
-        body.load_state_dict(state, strict=True)
-        if _same_features(body, model):
-            backbones.append(DetectorBackbone(file, place, state))
-    return backbones
+        body = _resnet_body(arch)
+    else:
+        return None
+    state = _state_for(body, model)
+    if state is None:
+        return None
+    body.load_state_dict(state, strict=True)
+    return state if _same_features(body.eval(), model) else None
 
 
 def _resnet_body(arch: str) -> nn.Module:
@@ -90,19 +66,10 @@ def _mobilenet_body(arch: str) -> nn.Module:
     return fpn.body
 
 
-def _ssdlite_features() -> nn.Module:
-    """What SSDLite runs of a MobileNetV3, below its extra layers; its last stage has the full width."""
-    norm = partial(nn.BatchNorm2d, eps=SSDLITE_EPSILON, momentum=0.03)
-    mobilenet = models.mobilenet_v3_large(weights=None, norm_layer=norm)
-    extractor: Any = ssdlite._mobilenet_extractor(mobilenet, 6, norm)
-    return extractor.features
-
-
 def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
     """The model's tensors under the names of ``body``, layer by layer in order; None where a name or shape differs.
 
-    A norm divides by ``sqrt(variance + epsilon)``, so a variance makes up for another epsilon. Layers that the model has
-    beyond those of ``body`` (its classifier) are left out.
+    Layers that the model has beyond those of ``body`` (its classifier) are left out.
 
     Args:
         body: torchvision's part of a detector.
@@ -119,9 +86,6 @@ def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
             if key not in expected or expected[key].shape != value.shape:
                 return None
             state[key] = value.clone()
-        if isinstance(layer, nn.BatchNorm2d):
-            norm_of_body: Any = body.get_submodule(name)
-            state[f"{name}.running_var"] += layer.eps - norm_of_body.eps
     if state.keys() != expected.keys():
         return None
     return state

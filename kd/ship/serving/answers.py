@@ -31,16 +31,16 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
         raise UserError(
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
-    shape: tuple[int, ...] = getattr(numbers, "shape", ())
-    rank = 2
+    shape = list(getattr(numbers, "shape", ()))
+    expected: list[object] = [2, len(manifest.classes) or "D"]
     if manifest.task == "segmentation":
-        rank = 4
-    right = len(shape) == rank and shape[0] == 2
-    if manifest.task != "features":
-        right = right and shape[1] == len(manifest.classes)
-    if not right:
-        expected = f"{manifest.task} of {len(manifest.classes)} classes, as its metadata state"
-        raise UserError(f"{what} answers two pictures in the shape {shape}, not {expected}")
+        expected += ["H", "W"]
+    same = [want in (got, "D", "H", "W") for want, got in zip(expected, shape, strict=False)]
+    if len(shape) != len(expected) or not all(same):
+        raise UserError(
+            f"{what} answers two pictures in the shape {tuple(shape)}, not {manifest.task} of "
+            f"{len(manifest.classes)} classes, as its metadata state"
+        )
 
 
 def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Server:
         Batches gather pictures of all requests.
 
         Args:
-            views: uint8, one of each picture, in the manifest's layout.
+            views: uint8, one of each picture.
         """
         if self.rule is None:
             # all models get the pictures before the first answer is awaited: they run side by side
@@ -202,7 +202,7 @@ class Server:
             views = []
             for i, picture in enumerate(inference.pictures):
                 if inference.are_views and not isinstance(picture, bytes):
-                    views.append(self.manifest.arranged(picture))
+                    views.append(picture)
                 else:
                     views.append(await self._view(f"pictures[{i}]", picture))
             answers = await self._run(name, views)

@@ -31,7 +31,7 @@ def view(data: bytes | np.ndarray, manifest: ExportManifest, max_pixels: int) ->
         raise Refused(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
         raise Refused(415, str(error)) from error
-    return manifest.arranged(pixels)
+    return pixels
 
 
 def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:

@@ -17,6 +17,7 @@ import pytest
 from kd.cli import main
 from kd.errors import UserError
 from kd.fleet import endpoint
+from kd.fleet.aws import waited
 from kd.fleet.jobs.job import read_machines
 from kd.storage.archives import unpack
 from tests._forks import free_port
@@ -70,11 +71,6 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "EndpointName": "food-vit-003",
         "EndpointConfigName": "food-vit-003",
     }
-    (variant,) = asked(capsys, str(run), "serverless=true", "job=food")["create_endpoint_config"][
-        "ProductionVariants"
-    ]
-    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
-    assert "InstanceType" not in variant
     job = asked(
         capsys,
         str(run),
@@ -89,25 +85,9 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_serverless_names_the_machines_that_it_does_not_take(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            "launch",
-            ["endpoint", str(run), "instances=1xml.c5.xlarge", "serverless=true", "--dry-run"],
-        )
-        == 0
-    )
-    assert "instances: 1xml.c5.xlarge is ignored with serverless=true" in capsys.readouterr().err
-
-
-def test_gpus_that_would_idle_and_what_is_missing_are_named(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("launch", ["endpoint", str(run), "instances=1xml.g5.xlarge", "--dry-run"]) == 0
+def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("launch", ["endpoint", str(run), "instances=1xml.c5.xlarge", "--dry-run"]) == 0
     told = capsys.readouterr().err
-    assert "kd-serve computes on the CPU: the GPUs of ml.g5.xlarge idle" in told
     assert (
         "to send it, role, image, bucket: must be given (role=arn:aws:iam::ACCOUNT:role/NAME image="
         in told
@@ -121,11 +101,11 @@ def test_gpus_that_would_idle_and_what_is_missing_are_named(
         (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
         (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
         (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
-        (["out=s3://a/c"], "out: only a batch transform has one"),
         (
-            ["serverless=true", "batch=s3://a/b", "out=s3://a/c"],
-            "serverless: a batch transform needs machines",
+            ["instances=1xml.g5.xlarge"],
+            "instances: kd-serve computes on the CPU: the GPUs of ml.g5.xlarge would",
         ),
+        (["out=s3://a/c"], "out: only a batch transform has one"),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
         ([f"job=a{'-b' * 32}"], "job: must be letters, digits and dashes, 63 at most, got 'a-b"),
         (["spot=true"], "no key 'spot'"),
@@ -203,7 +183,7 @@ def test_an_endpoint_from_creation_to_deletion(
     assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
     told = capsys.readouterr().out
     assert [f"food: {part} removed" in told for part in endpoint.PARTS] == [True] * 3
-    assert "left: the archive s3://kd-test/models/food/model.tar.gz" in told
+    assert "its archive stays in the bucket: food/model.tar.gz" in told
     assert not cloud.list_endpoints()["Endpoints"] and not cloud.list_models()["Models"]
     assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
     assert "food: endpoint not found" in capsys.readouterr().out
@@ -225,14 +205,15 @@ def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> N
     archive.write_bytes(b"x")
     found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     endpoint._create(found.requests(), archive)
-    assert endpoint._wait("transform_job", "food") == "Completed"
+    assert waited("transform_job", "food")["text"] == "Completed"
     assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
 
 
 def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
     """Its archive in the bucket has the same place: an upload would overwrite it."""
     own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
-    requests = endpoint.Endpoint("food", None, own).requests()
+    machines = read_machines("instances", "1xml.c5.xlarge")
+    requests = endpoint.Endpoint("food", machines, own).requests()
     cloud.create_model(**requests["create_model"])
     with pytest.raises(UserError, match="job: there is a model 'food' already"):
         endpoint._create(requests, tmp_path / "model.tar.gz")
@@ -243,7 +224,7 @@ def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> No
     archive = tmp_path / "model.tar.gz"
     archive.write_bytes(b"x")
     own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
-    found = endpoint.Endpoint("food", None, own)
+    found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     requests = found.requests()
     requests["create_endpoint"]["EndpointConfigName"] = "another"
     with pytest.raises(UserError, match=r"sagemaker: .*Could not find endpoint"):

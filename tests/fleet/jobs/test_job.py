@@ -5,24 +5,12 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import _check_processes, _prices, _step, read_machines
+from kd.fleet.jobs.job import _prices, read_machines
 
 
 def test_read_machines() -> None:
     assert repr(read_machines("instances", "4xA100:8")) == "Machines(count=4, type='A100:8')"
     assert read_machines("instances", "ml.g5.xlarge").count == 1
-
-
-@pytest.mark.parametrize(
-    ("instances", "devices", "why"),
-    [("1xA100:8", 1, "trainer.devices=1 starts one"), ("1xA100:1", "auto", "A100:1 has one GPU")],
-)
-def test_zero_with_one_process_is_refused_with_its_reason(
-    instances: str, devices: int | str, why: str
-) -> None:
-    config = {"trainer": {"devices": devices}, "optim": {"zero": True}}
-    with pytest.raises(UserError, match=f"optim.zero: needs several processes, and .*{why}$"):
-        _check_processes(config, read_machines("instances", instances))
 
 
 def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
@@ -42,11 +30,3 @@ def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
         _prices(options, eight_gpus, read_machines("data_instances", "2xcpu:4"))
     with pytest.raises(UserError, match=r"^prices: nowhere can't be read"):
         _prices({"prices": "nowhere"}, eight_gpus, None)
-
-
-def test_an_instance_without_gpus_has_one_process() -> None:
-    trainer = {"accumulate_grad_batches": 1, "devices": "auto"}
-    config = {"data": {"batch_size": 64}, "trainer": trainer}
-    for instances in ("2xml.c5.xlarge", "2xcpu:4"):
-        machines = read_machines("instances", instances)
-        assert _step(config, machines) == "128 = 64 x 2 processes"

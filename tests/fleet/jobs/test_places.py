@@ -84,38 +84,6 @@ def _check_by_skypilot(tasks: list[dict]) -> None:
         jsonschema.validate(task["resources"], schemas.get_resources_schema())
 
 
-def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = [
-        f"recipe={tiny}",
-        "instances=4xa100:8",
-        "data.batch_size=16",
-        "trainer.accumulate_grad_batches=2",
-    ]
-    assert main("launch", ["slurm", *items, "--dry-run"]) == 0
-    assert (
-        "pictures in an optimizer step: 1024 = 16 x 32 processes x 2 batches ("
-        in capsys.readouterr().err
-    )
-
-
-def test_every_place_tells_the_global_batch_in_the_same_words(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """SageMaker's machines are named by their type alone, SLURM's by their GPUs."""
-    lines = set()
-    for place, instances in (
-        ("slurm", "4xa100:8"),
-        ("slurm", "4xml.p4d.24xlarge"),
-        ("sagemaker", "4xml.p4d.24xlarge"),
-    ):
-        items = [f"recipe={tiny}", f"instances={instances}", "data.batch_size=16", "--dry-run"]
-        main("launch", [place, *items])
-        lines |= {line for line in capsys.readouterr().err.splitlines() if "optimizer step" in line}
-    assert lines == {
-        "kd-launch: pictures in an optimizer step: 512 = 16 x 32 processes (optim.lr_batch)"
-    }
-
-
 def test_fewer_processes_than_gpus(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The launcher starts as many as the run wants: it would refuse others when the job has begun."""
     settings = [
@@ -127,9 +95,8 @@ def test_fewer_processes_than_gpus(tiny: Path, capsys: pytest.CaptureFixture[str
     ]
     assert "--nproc-per-node=4 " in shown(capsys, "torchrun", *settings)
     assert "--ntasks-per-node=4\n" in shown(capsys, "slurm", *settings)
-    items = [*settings[:3], "trainer.devices=[0, 1]", "data.batch_size=16", "--dry-run"]
-    assert main("launch", ["slurm", *items]) == 0
-    assert "pictures in an optimizer step: 32 = 16 x 2 processes (" in capsys.readouterr().err
+    items = [*settings[:3], "trainer.devices=[0, 1]", "data.batch_size=16"]
+    assert "--ntasks-per-node=2\n" in shown(capsys, "slurm", *items)
 
 
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,9 +187,6 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
          "data_instances: is for sagemaker and slurm; elsewhere kd-train starts by KD_ROLE=data on each"),
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
-        (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),
-        (["sky", "instances=1xA100:8", "bucket=s3://BUCKET/runs", *CLOUD], "lower-case letters, digits, dots and dash"),
-        (["sky", "instances=1xA100:8", "bucket=s3://my-BUCKET-name", *CLOUD], "dashes, got 'my-BUCKET-name'"),
         (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is not an option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: is for sagemaker and sky, whose machines have a price"),

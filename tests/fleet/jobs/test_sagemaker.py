@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kd.cli import main
-from kd.fleet.jobs.places.sagemaker import aws_session
+from kd.fleet.aws import aws_session
 from kd.launch.groups import gpus_in
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -20,7 +20,6 @@ boto3 = pytest.importorskip("boto3")
 moto = pytest.importorskip("moto")
 
 ROLE = "role=arn:aws:iam::123456789012:role/kd-training"
-VPC = ["subnets=subnet-1a,subnet-2b", "security_groups=sg-3c"]
 PLACE = [
     ROLE,
     "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1",
@@ -100,13 +99,22 @@ def test_the_request(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_in_a_file_system_keys_and_tags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_in_a_file_system_and_more_of_the_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    vpc = {"Subnets": ["subnet-1a", "subnet-2b"], "SecurityGroupIds": ["sg-3c"]}
+    tags = [{"Key": "project", "Value": "food"}]
+    more = {
+        "VpcConfig": vpc, "Tags": tags, "StoppingCondition": {"MaxWaitTimeInSeconds": 108000},
+        "OutputDataConfig": {"KmsKeyId": "alias/kd"}, "AlgorithmSpecification": {"TrainingInputMode": "FastFile"},
+    }  # fmt: skip
+    file = tmp_path / "more.yaml"
+    file.write_text(json.dumps(more))
+    items = ["recipe=grocery_vit", "instances=2xml.p4d.24xlarge", "spot=true", "hours=5", f"request={file}",
+             "model.teacher.checkpoint=channel:old/t.pt"]  # fmt: skip
     request = request_of(
-        capsys, "recipe=grocery_vit", "instances=2xml.p4d.24xlarge", "spot=true", "hours=5", "max_wait_hours=30",
-        *VPC, "channel.photos=fsx://fs-0123456789abcdef0/mnt/food", "channel.old=efs://fs-0123456789",
-        "channel.old.access=rw", "channel.packs=s3://kd-test/packs", "channel.packs.input_mode=FastFile",
-        "kms_key=alias/kd", "tags=project=food, team=a=b", "data.source.root=channel:photos",
-        "model.teacher.checkpoint=channel:old/t.pt",
+        capsys, *items, "channel.photos=fsx://fs-0123456789abcdef0/mnt/food", "channel.old=efs://fs-0123456789",
+        "channel.packs=s3://kd-test/packs", "data.source.root=channel:photos",
     )  # fmt: skip
     photos, old, packs = request["InputDataConfig"]
     assert photos["DataSource"]["FileSystemDataSource"] == {
@@ -114,24 +122,25 @@ def test_data_in_a_file_system_keys_and_tags(capsys: pytest.CaptureFixture[str])
         "DirectoryPath": "/mnt/food",
     }  # fmt: skip
     assert old["DataSource"]["FileSystemDataSource"] == {
-        "FileSystemId": "fs-0123456789", "FileSystemAccessMode": "rw", "FileSystemType": "EFS", "DirectoryPath": "/",
+        "FileSystemId": "fs-0123456789", "FileSystemAccessMode": "ro", "FileSystemType": "EFS", "DirectoryPath": "/",
     }  # fmt: skip
-    assert packs["InputMode"] == "FastFile"
-    assert request["VpcConfig"] == {
-        "Subnets": ["subnet-1a", "subnet-2b"],
-        "SecurityGroupIds": ["sg-3c"],
-    }
+    assert (photos["InputMode"], old["InputMode"], packs.get("InputMode")) == ("File", "File", None)
+    assert request["AlgorithmSpecification"]["TrainingInputMode"] == "FastFile"
+    assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["kd-train"]
+    assert (request["VpcConfig"], request["Tags"]) == (vpc, tags)
     assert request["StoppingCondition"] == {
         "MaxRuntimeInSeconds": 18000,
         "MaxWaitTimeInSeconds": 108000,
     }
-    assert request["Tags"] == [{"Key": "project", "Value": "food"}, {"Key": "team", "Value": "a=b"}]
     assert request["OutputDataConfig"]["KmsKeyId"] == "alias/kd"
-    assert "VolumeKmsKeyId" not in request["ResourceConfig"]  # its disks are its own
-    request = request_of(
-        capsys, "recipe=foodtag_vit", "instances=1xml.c5.4xlarge", "kms_key=alias/kd"
-    )
-    assert request["ResourceConfig"]["VolumeKmsKeyId"] == "alias/kd"
+    assert request["OutputDataConfig"]["S3OutputPath"].startswith("s3://kd-test/runs/")
+    file.write_text("Tag: []")
+    for given, told in (
+        (file, 'SageMaker would refuse the request: Unknown parameter in input: "Tag"'),
+        ("nowhere.yaml", "request: nowhere.yaml can't be read"),
+    ):
+        assert main("launch", ["sagemaker", *PLACE, *items, f"request={given}", "--dry-run"]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_parts_of_requests() -> None:
@@ -240,13 +249,13 @@ def test_a_job_that_failed_or_that_nobody_knows_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert main("launch", ["sagemaker", "job=none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("kd-launch: sagemaker: ") and line.endswith("job=none follows it again")
+    assert line.startswith("kd-launch: sagemaker: ")
     answer = {"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: the disk is full"}
     client = SimpleNamespace(
         get_waiter=boto3.client("sagemaker").get_waiter, describe_training_job=lambda **_: answer
     )
     monkeypatch.setattr(
-        "kd.fleet.jobs.places.sagemaker.aws_session",
+        "kd.fleet.aws.aws_session",
         lambda: SimpleNamespace(client=lambda _: client),
     )
     assert main("launch", ["sagemaker", "job=food"]) == 1
@@ -260,7 +269,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["instances=0xml.g5.xlarge"], "instances: must be a number of machines and their type"),
     (["monitor.budget=0"], "monitor.budget: must be > 0, got 0"),
     (["monitor.budget=5"], "monitor.budget: 5 needs monitor.price_per_hour"),
-    (["bucket=s3://not-there"], "bucket: can't access the bucket 'not-there'"),
+    (["bucket=s3://not-there"], "bucket: can't list s3://not-there"),
     (["channel.train=s3://kd-test/nothing"], "channel.train: there is nothing at s3://kd-test/nothing"),
     (["data_instances=2xml.c5.4xlarge"], "data_instances: 2 x ml.c5.4xlarge needs data.engine"),
     (["optim.lrr=1"], "no key 'optim.lrr'"),
@@ -271,30 +280,13 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["data.source.root=channel:photos"], "channel.photos: must be given (channel.photos=s3://BUCKET"),
     (["role=", "image=", "data.source.root=channel:b"], 
      "channel.b, role, image: must be given (channel.b=s3://BUCKET/b role="),
-    (["channel.a=fsx://fs-0123456789/mnt/a"], "channel.a: fsx://fs-0123456789/mnt/a is in a VPC: give subnets="),
-    (["channel.a=fsx://fs-0123456789/", *VPC], "channel.a: FSx wants its mount name as the first folder"),
-    (["channel.a=efs://food", *VPC], "channel.a: must be s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME"),
-    (["channel.a=efs://fs-0123456789", "channel.a.input_mode=FastFile", *VPC],
-     "channel.a.input_mode: a file"),
-    (["channel.train.input_mode=Pipe"], "channel.train.input_mode: must be File or FastFile, got 'Pipe'"),
-    (["channel.train.input_mode=Fast"], "channel.train.input_mode: must be File or FastFile, got 'Fast'"),
-    (["channel.train.access=rw"],
-     "channel.train.access: rw is for fsx:// and efs://; SageMaker only reads from S3"),
-    (["channel.no.access=ro"], "channel.no.access: there is no channel.no"),
-    (["subnets=subnet-1"], "subnets, security_groups: a VPC needs both"),
-    (["tags=food"], "tags: must be KEY=VALUE with commas between, got 'food'"),
-    (["hours=5", "max_wait_hours=9"], "max_wait_hours: needs spot=true, and at least hours (5), got 9"),
-    (["spot=true", "hours=5", "max_wait_hours=4"], "max_wait_hours: needs spot=true, and at least hours (5), got 4"),
+    (["channel.a=fsx://fs-0123456789/"], "channel.a: FSx wants its mount name as the first folder"),
+    (["channel.a=efs://food"], "channel.a: must be s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME"),
     (["wait=maybe"], "wait: must be true or false, got 'maybe'"),
-    (["config=smddp_4x8", "instances=4xml.p4d.24xlarge"], "trainer.strategy: no image can have smddp and kd"),
     (["trainer.accelerator=auto", "trainer.devices=8", "instances=1xml.g5.12xlarge"],
      "trainer.devices: 8 processes, but ml.g5.12xlarge has 4 GPUs"),
     (["trainer.accelerator=auto", "trainer.devices=[0,1,2,3,4]", "instances=1xml.g5.12xlarge"],
      "trainer.devices: 5 processes, but ml.g5.12xlarge has 4 GPUs"),
-    (["trainer.accelerator=auto", "config=zero"],
-     "optim.zero: needs several processes, and 1 x ml.g5.xlarge has one"),
-    (["instances=1xml.c5.4xlarge", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.backend=nccl"],
-     "trainer.strategy: nccl needs GPUs, and ml.c5.4xlarge has none"),
     (["role=x"], "SageMaker would refuse the request: Invalid length for parameter RoleArn"),
 ]  # fmt: skip
 
@@ -325,9 +317,11 @@ def test_mistakes_are_one_line_and_nothing_is_sent_or_left(
 @pytest.mark.parametrize(
     ("operation", "told"),
     [
-        ("HeadBucket", "bucket: can't access the bucket 'kd-test': "),
-        ("ListObjectsV2", "channel.train: can't list s3://kd-test/food: "),
-        ("PutObject", "bucket: can't upload tiny.yaml to s3://kd-test/runs/tiny-1/files/: "),
+        ("ListObjectsV2", "bucket: can't list s3://kd-test/runs: "),
+        (
+            "PutObject",
+            "bucket: can't upload tiny.yaml to s3://kd-test/runs/tiny-1/files/tiny.yaml: ",
+        ),
     ],
 )
 def test_what_s3_refuses_names_the_key_and_what_it_may_be(

@@ -8,7 +8,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.target import ask, command, need, written
+from kd.fleet.jobs.target import ask, command, written
 
 
 @pytest.fixture()
@@ -28,8 +28,8 @@ def test_a_program_that_fails_is_told_by_its_last_line() -> None:
     with pytest.raises(UserError, match="exit status 3"):
         ask(["sh", "-c", "exit 3"])
     with pytest.raises(UserError, match=r"no program no-such-program here \(SLURM\)"):
-        need("no-such-program", "SLURM")
-    need("sh", "here")
+        ask(["no-such-program"], "SLURM")
+    assert ask(["cat"], text="read") == "read"
 
 
 def test_a_job_whose_files_can_not_be_written_leaves_no_folder(

@@ -328,22 +328,6 @@ def test_without_optuna_one_line_names_the_extra(
     assert not (recipe.parent / "runs").exists()
 
 
-def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing has ended after a second and a half: the trial waits, saved."""
-    items = [
-        f"recipe={recipe}",
-        disturb("Slow", seconds=0.3),
-        "search.optim.lr=[0.001]",
-        "trials=1",
-    ]
-    assert main("tune", [*items, "hours=0.0005"]) == 1
-    assert "no trial has ended well" in capsys.readouterr().out
-    assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
-    assert not trial_processes(of(recipe))
-
-
 def test_a_trial_that_hangs_is_killed_and_has_failed(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,10 +407,9 @@ def test_the_winner_runs_again_on_fresh_seeds(
         "confirm=1",
     ]
     assert main("tune", items) == 0
-    (told,) = (of(recipe) / "confirm.txt").read_text().splitlines()
-    assert told.startswith("val/acc1 on fresh seeds (1,): the winner ")
-    assert told.endswith("one seed says nothing of the spread.")
-    assert told in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "val/acc1 on fresh seeds (1,): the winner " in out
+    assert "one seed says nothing of the spread." in out
     runs = {
         p.parent.parent.parent.name: yaml.safe_load(p.read_text())
         for p in of(recipe).glob("confirm/*/*/*/config.yaml")

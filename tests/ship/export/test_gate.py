@@ -39,7 +39,7 @@ def test_two_exports_of_one_run_are_compared_apart() -> None:
     images = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
     batch = Batch(image=images, target=torch.zeros(4, dtype=torch.long), index=torch.arange(4))
     manifest = ExportManifest(
-        "classification", "a", ["x", "y"], (2, 2), 1.0, "nchw", [0.5] * 3, [0.5] * 3, "onnx"
+        "classification", "a", ["x", "y"], (2, 2), 1.0, [0.5] * 3, [0.5] * 3, "onnx"
     )
     right, wrong = torch.tensor([[1.0, 0.0]]), np.array([[0.0, 1.0]], np.float32)
     measured = [

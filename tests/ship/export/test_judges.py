@@ -26,9 +26,7 @@ def test_triton_itself_reads_the_configuration(
     messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     text_format = pytest.importorskip("google.protobuf.text_format")
     classes = [] if task == "features" else ["r", "g", "b"]
-    manifest = ExportManifest(
-        task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "triton"
-    )
+    manifest = ExportManifest(task, "x", classes, (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "triton")
     found = text_format.Parse(config(manifest, answer), messages.ModelConfig())
     assert found.name == "student" and found.backend == "onnxruntime" and found.max_batch_size > 1
     (taken,), (given,) = found.input, found.output

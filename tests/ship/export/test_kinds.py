@@ -68,7 +68,7 @@ def test_a_served_scene_student(scenes: Path) -> None:
     file = scenes.parents[2] / "scenes" / "images" / "val" / "0.jpg"
     model, prepare, classes = load_student(scenes / "student.safetensors")
     manifest = ExportManifest(
-        "segmentation", "x", classes, (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+        "segmentation", "x", classes, (24, 32), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
     )
     pixels = torch.from_numpy(view(file.read_bytes(), manifest, 10_000).copy()).permute(2, 0, 1)[
         None

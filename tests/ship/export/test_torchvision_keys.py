@@ -1,7 +1,6 @@
 """to=backbone in the keys of torchvision's detectors, loaded by their own code."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from torchvision.models import detection, mobilenet_v3_large
-from torchvision.models.detection import ssdlite
-from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
-from torchvision.models.detection.ssd import SSD
+from torchvision.models import detection
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from kd.cli import main
-from kd.ship.export.torchvision_keys import BODY, SSDLITE, detector_backbones
+from kd.ship.export.torchvision_keys import BODY, detector_body
 from tests._helpers import draw_folder
 
 PICTURES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))]
@@ -26,7 +22,7 @@ WHOLE = {"weights": None, "weights_backbone": None, "num_classes": 3}
 
 
 def trained_like(arch: str) -> nn.Module:
-    """A model whose norms have statistics as after training; some variances are below SSDLite's epsilon."""
+    """A model whose norms have statistics as after training."""
     torch.manual_seed(0)
     model = timm.create_model(arch, num_classes=0).eval()
     for layer in model.modules():
@@ -66,10 +62,10 @@ def retina_net(arch: str) -> nn.Module:
 )  # fmt: skip
 def test_detectors_load_the_body_strictly(arch: str, make: object, tmp_path: Path) -> None:
     model = trained_like(arch)
-    (body, *_) = detector_backbones(model, arch)
-    assert body.file == BODY and body.place == "backbone.body"
+    state = detector_body(model, arch)
+    assert state is not None
     detector = make(arch).eval()  # type: ignore[operator]
-    detector.backbone.body.load_state_dict(body.state, strict=True)
+    detector.backbone.body.load_state_dict(state, strict=True)
     with torch.no_grad():
         images = torch.rand(1, 3, 64, 64)
         last = list(detector.backbone.body(images).values())[-1]
@@ -78,34 +74,15 @@ def test_detectors_load_the_body_strictly(arch: str, make: object, tmp_path: Pat
         assert set(detector(PICTURES)[0]) == {"boxes", "labels", "scores"}
 
 
-def test_ssdlite_loads_its_features_strictly() -> None:
-    model = trained_like("mobilenetv3_large_100")
-    of_ssdlite = detector_backbones(model, "mobilenetv3_large_100")[1]
-    assert of_ssdlite.file == SSDLITE and of_ssdlite.place == "backbone.features"
-    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
-    backbone = ssdlite._mobilenet_extractor(mobilenet_v3_large(norm_layer=norm), 6, norm)
-    widths = ssdlite.det_utils.retrieve_out_channels(backbone, (320, 320))
-    anchors = DefaultBoxGenerator([[2, 3] for _ in widths], min_ratio=0.2, max_ratio=0.95)
-    head = ssdlite.SSDLiteHead(widths, anchors.num_anchors_per_location(), 3, norm)
-    detector = SSD(backbone, anchors, (320, 320), 3, head=head).eval()
-    detector.backbone.features.load_state_dict(of_ssdlite.state, strict=True)
-    with torch.no_grad():
-        images = torch.rand(1, 3, 64, 64)
-        expected = model.forward_features(images)
-        last = detector.backbone.features(images)
-        torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
-        assert set(detector(PICTURES)[0]) == {"boxes", "labels", "scores"}
-
-
 @pytest.mark.parametrize("arch", ["resnet18d", "resnet26", "convnext_atto", "vit_tiny_patch16_224"])
 def test_networks_that_torchvision_lacks(arch: str) -> None:
-    assert not detector_backbones(timm.create_model(arch, num_classes=0).eval(), arch)
+    assert detector_body(timm.create_model(arch, num_classes=0).eval(), arch) is None
 
 
 def test_another_function_with_the_same_tensors_is_left_out() -> None:
     """The names and shapes of a ResNet with dilated convolutions are those of one without."""
     model = timm.create_model("resnet18", num_classes=0, output_stride=8).eval()
-    assert not detector_backbones(model, "resnet18")
+    assert detector_body(model, "resnet18") is None
 
 
 def test_the_recipe_from_pictures_to_a_detector(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from kd.ship.export.manifest import ExportManifest
 
 def test_triton_is_told_the_shapes_and_the_labels() -> None:
     manifest = ExportManifest(
-        "classification", "x", ["a", "b"], (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+        "classification", "x", ["a", "b"], (24, 32), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
     )
     text = config(manifest, (2,))
     assert "dims: [24, 32, 3]" in text and 'dims: [2]\n    label_filename: "labels.txt"' in text
     scenes = ExportManifest(
-        "segmentation", "x", ["a", "b"], (24, 32), 1.0, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
+        "segmentation", "x", ["a", "b"], (24, 32), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
     )
-    assert "dims: [3, 24, 32]" in config(scenes, (2, 24, 32)) and "labels.txt" not in config(
+    assert "dims: [24, 32, 3]" in config(scenes, (2, 24, 32)) and "labels.txt" not in config(
         scenes, (2, 24, 32)
     )
 
@@ -27,7 +27,7 @@ def test_tritons_own_reader_takes_the_configuration() -> None:
     pytest.importorskip("grpc")
     model_config = pytest.importorskip("tritonclient.grpc.model_config_pb2").ModelConfig
     manifest = ExportManifest(
-        "classification", "x", ["a", "b"], (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+        "classification", "x", ["a", "b"], (24, 32), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
     )
     student = text_format.Parse(config(manifest, (2,)), model_config())
     assert (student.name, student.backend, student.max_batch_size) == ("student", "onnxruntime", 64)

@@ -565,7 +565,6 @@ def test_other_sites_names_and_pages_are_refused(port: int) -> None:
         ({"size": "[1000000, 1000000]"}, "size: not what an export says"),
         ({"size": "8"}, "does not say what goes in"),
         ({"layout": '"hwc"'}, "layout: not what an export says"),
-        ({"layout": '"nchw"'}, "does not take uint8 pictures of (3, 8, 8)"),
         ({"task": '"poetry"'}, "task: not what an export says"),
         ({"task": '"segmentation"'}, "answers two pictures in the shape (2, 3)"),
         ({"classes": '["r", "g"]'}, "answers two pictures in the shape (2, 3)"),
@@ -594,7 +593,7 @@ def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
     for count, mode in ((256, "L"), (300, "I;16")):
         names = [f"c{i}" for i in range(count)]
         about = ExportManifest(
-            "segmentation", "x", names, (2, 2), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+            "segmentation", "x", names, (2, 2), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
         )
         ids = np.array([[0, 7], [count - 1, count - 1]])
         logits = np.moveaxis(np.eye(count, dtype=np.float32)[ids], -1, 0)
@@ -607,16 +606,18 @@ def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
 def test_kd_predict_keeps_them_too(tmp_path: Path) -> None:
     import torch
 
-    from kd.ship.predict import _write_mask
+    from kd.ship.predict import _write_masks, ids_at
     from kd.tasks.segmentation import colours
 
     for count, mode in ((256, "L"), (300, "I;16")):
         logits, palette = torch.zeros(count, 2, 3), colours(count)
         logits[count - 1, :, 1:] = 1
-        _write_mask(tmp_path / "sub" / "x.jpg", logits, (2, 3), palette)
+        names = [f"c{i}" for i in range(count)]
+        files = [str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "x.jpg")]
+        _write_masks([{"file": files[0], "mask": ids_at(logits, (2, 3))}], files, names, tmp_path)
         with (
-            Image.open(tmp_path / "sub" / "x.jpg.ids.png") as ids,
-            Image.open(tmp_path / "sub" / "x.jpg.colours.png") as drawn,
+            Image.open(tmp_path / "a" / "x.jpg.ids.png") as ids,
+            Image.open(tmp_path / "a" / "x.jpg.colours.png") as drawn,
         ):
             assert ids.mode == mode and np.array_equal(
                 np.asarray(ids), [[0, count - 1, count - 1]] * 2

@@ -246,7 +246,7 @@ def test_every_task_has_its_tensors(
     task: str, numbers: np.ndarray, name: str, kind: str, data: list[float]
 ) -> None:
     classes = [] if task == "features" else ["a", "b"]
-    manifest = ExportManifest(task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+    manifest = ExportManifest(task, "x", classes, (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "onnx")
     assert name in {o["name"] for o in metadata("student", manifest)["outputs"]}
     numbers = numbers.astype(np.float32)
     answer = respond(InferenceRequest(None, [], {name: False}), "student", numbers, manifest)

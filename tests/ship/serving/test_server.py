@@ -140,13 +140,13 @@ def test_the_servers_view_of_a_picture_is_validations(
         (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
     ]  # fmt: skip
     manifest = ExportManifest(
-        "classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
+        "classification", "x", ["a"], size, crop_ratio, [0.0] * 3, [1.0] * 3, "onnx"
     )
     for picture, kind, options in made:
         stream = io.BytesIO()
         picture.save(stream, kind, **options)
         theirs = EvalView(size, crop_ratio)(decode(stream.getvalue())).numpy().astype(int)
-        mine = view(stream.getvalue(), manifest, 1_000_000).astype(int)
+        mine = view(stream.getvalue(), manifest, 1_000_000).transpose(2, 0, 1).astype(int)
         assert mine.shape == theirs.shape and np.abs(mine - theirs).max() <= 1, kind
 
 
@@ -287,6 +287,19 @@ def test_a_port_in_use_is_reported_before_the_export(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main("serve", [str(run), f"port={taken.getsockname()[1]}"]) == 2
     assert "can't be used: Address already in use" in capsys.readouterr().err
+    assert not (run / "export").exists()
+
+
+def test_a_teacher_that_is_not_there_is_reported_before_the_export(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("export"))
+    config = run / "config.yaml"
+    teacher = finished.parents[2] / "teacher.safetensors"
+    config.write_text(config.read_text().replace(str(teacher), str(tmp_path / "gone.safetensors")))
+    assert main("serve", [str(run), "teacher=true", "port=0"]) == 2
+    assert "has no teacher with a classifier that can be run here" in capsys.readouterr().err
     assert not (run / "export").exists()
 
 

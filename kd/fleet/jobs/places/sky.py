@@ -8,7 +8,7 @@ import yaml
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.target import Target, ask, need, written
+from kd.fleet.jobs.target import Target, ask, written
 from kd.launch.sagemaker import channel_variable
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
@@ -44,8 +44,7 @@ class SkyPilot(Target):
 
     def check(self, job: Job) -> None:
         """Checks that ``sky`` is installed and may use a cloud (``sky check``)."""
-        need("sky", "pip install 'skypilot[aws]'")
-        ask(["sky", "check"])
+        ask(["sky", "check"], "pip install 'skypilot[aws]'")
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
         """``sky jobs launch``, detached."""

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from typing import Annotated
 from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Target, ask, command, need, written
+from kd.fleet.jobs.target import Target, ask, command, written
 from kd.run.options import option
 
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
@@ -115,11 +114,8 @@ class Slurm(Target):
 
     def check(self, job: Job) -> None:
         """Has SLURM validate the script (``sbatch --test-only``); its refusal is a user's error."""
-        need("sbatch", "on a machine of the cluster")
-        with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
-            file.write(self.write(job)["train.sbatch"])
-            file.flush()
-            ask(["sbatch", "--test-only", file.name])
+        script = self.write(job)["train.sbatch"]
+        ask(["sbatch", "--test-only"], "on a machine of the cluster", script)
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
         """``sbatch``; prints the job's number, and where its log and its run will be."""
@@ -163,12 +159,9 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     ]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    lines += [
-        f"--{name}={shlex.quote(job.options[name])}" for name in OPTIONS if name in job.options
-    ]
     for given, value in job.options.items():
         name = given.removeprefix("sbatch.")
-        if name == given:
+        if name == given and name not in OPTIONS:
             continue
         # what the script sets itself is found by its text
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import psutil
-
 from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
@@ -96,13 +94,9 @@ def _names(job: Job) -> list[str]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name is this machine's, or is resolved to an address of it."""
-    if host == socket.gethostname():
-        return True
+    """Whether a name is resolved to an address of this machine: one that a socket can be bound to."""
     try:
-        address = socket.gethostbyname(host)
+        with socket.create_server((host, 0)):
+            return True
     except OSError:
         return False
-    cards = psutil.net_if_addrs().values()
-    own = [of_card.address for addresses in cards for of_card in addresses]
-    return address in own

@@ -20,7 +20,7 @@ from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.own_backbone import AllMaps, backbone_of_builder, same_with_weights
 from kd.ship.export.student import in_order, input_size, shapes_in
-from kd.ship.export.torchvision_keys import detector_backbones
+from kd.ship.export.torchvision_keys import BODY, PLACE, detector_body
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.weights_files import read_metadata
@@ -31,7 +31,7 @@ class Backbone(Format):
     """``backbone.safetensors``: a plain timm state dict without a classifier.
 
     ``timm.create_model(arch, features_only=True, pretrained=True, pretrained_cfg_overlay={"file": FILE}, **kwargs)``
-    loads it; ``arch`` and ``kwargs`` are in the file's metadata. Beside it are files under the names of torchvision's
+    loads it; ``arch`` and ``kwargs`` are in the file's metadata. Beside it is a file under the names of torchvision's
     detectors, where torchvision has the same network (:mod:`kd.ship.export.torchvision_keys`).
 
     Of a student that a builder has built, the file has the names of the builder's model
@@ -39,7 +39,6 @@ class Backbone(Format):
     """
 
     features = True
-    has_layout = False
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """``backbone.safetensors``: the weights without the classifier; architecture, arguments and manifest in its
@@ -66,9 +65,10 @@ class Backbone(Format):
         dense = json.dumps(model is not job.student)
         metadata = {**_metadata(student, job), "dense": dense}
         write_bytes(file, in_order(save(_contiguous(state), metadata)))
-        for part in detector_backbones(model, student.arch):
-            about = {**metadata, "torchvision": f"detector.{part.place}.load_state_dict"}
-            write_bytes(folder / part.file, in_order(save(part.state, about)))
+        of_detector = detector_body(model, student.arch)
+        if of_detector is not None:
+            about = {**metadata, "torchvision": f"detector.{PLACE}.load_state_dict"}
+            write_bytes(folder / BODY, in_order(save(of_detector, about)))
         return file
 
     def reference(self, job: ExportJob) -> nn.Module:
@@ -88,7 +88,6 @@ class Backbone(Format):
             return self.open(file)
         weights = load_file(regular(file, LARGEST_STUDENT))
         features = _below(job, AllMaps(same_with_weights(of_builder, weights)))
-        # the layout is that of the job, which its preprocessing brings into order
         return in_torch(features)
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
@@ -110,7 +109,7 @@ class Backbone(Format):
         model.load_state_dict(state, strict=not metadata.has_own_form)
         prepare = Preprocess(size, manifest.mean, manifest.std)
         features = _Features(model.eval())
-        return in_torch(lambda images: features(prepare(images)), manifest.layout)
+        return in_torch(lambda images: features(prepare(images)), channels_first=True)
 
 
 def _metadata(student: StudentMetadata, job: ExportJob) -> dict[str, str]:

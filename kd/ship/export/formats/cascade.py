@@ -109,7 +109,7 @@ class Cascade(Format):
         Raises:
             UserError: no rule, or a teacher that can't be exported.
         """
-        rule = read_rule(job.weights.parent, "true", "to=cascade")
+        rule = read_rule(job.weights.parent, "to=cascade")
         answer = (len(job.manifest.classes),)
         for name, of_model in ((NAME, job), (TEACHER, _teachers_job(job))):
             program = onnx_program(of_model)
@@ -158,21 +158,21 @@ class Cascade(Format):
         runtime = _runtime(
             lambda pictures: job.prepared(torch.from_numpy(pictures)).numpy(),
             lambda pictures: teacher(torch.from_numpy(pictures)).numpy(),
-            read_rule(job.weights.parent, "true", "to=cascade"),
+            read_rule(job.weights.parent, "to=cascade"),
         )
 
         class InTorch(nn.Module):
             """Pictures -> logits of whoever answers."""
 
             def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-                """uint8 pictures in the manifest's layout -> logits ``(N, C)``."""
+                """uint8 pictures -> logits ``(N, C)``."""
                 return torch.from_numpy(runtime(pictures.numpy()))
 
         return InTorch()
 
 
 def _teachers_job(job: ExportJob) -> ExportJob:
-    """The same job for the teacher: its model in the data's classes, on pictures of the same size and layout.
+    """The same job for the teacher: its model in the data's classes, on pictures of the same size.
 
     Raises:
         UserError: no single teacher whose weights kd loads.
@@ -189,9 +189,7 @@ def _teachers_job(job: ExportJob) -> ExportJob:
         raise UserError(
             "to=cascade: the teacher prepares its pictures by a function of yours, which no file can hold"
         )
-    prepared = Prepared(
-        teacher.in_the_datas_classes(), preprocess, job.manifest.size, job.manifest.layout
-    )
+    prepared = Prepared(teacher.in_the_datas_classes(), preprocess, job.manifest.size)
     return replace(job, prepared=prepared, manifest=replace(job.manifest, arch=teacher.arch))
 
 
@@ -202,7 +200,7 @@ def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
     """
 
     def run(pictures: np.ndarray) -> np.ndarray:
-        """Pictures in the manifest's layout -> logits ``(N, C)``."""
+        """Pictures -> logits ``(N, C)``."""
         logits = np.array(student(pictures))
         largest = logits.max(1, keepdims=True)
         shifted = np.exp(logits - largest)

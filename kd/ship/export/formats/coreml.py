@@ -81,7 +81,7 @@ class CoreML(Format):
 
     def open_written(self, job: ExportJob, file: Path) -> Runtime:
         """The traced graph that :meth:`write` has just converted, in torch; one picture at a time, as in the file."""
-        run = in_torch(lambda images: self._trace(images.float()), job.manifest.layout)
+        run = in_torch(lambda images: self._trace(images.float()), channels_first=True)
         return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
 
 
@@ -90,17 +90,14 @@ def _image_first(job: ExportJob) -> Any:
     import torch
 
     class ImageFirst(torch.nn.Module):
-        """Brings a picture into the layout that the student's preprocessing expects."""
+        """Brings a picture into the order that the student's preprocessing expects."""
 
-        def __init__(self, prepared: torch.nn.Module, channels_last: bool) -> None:
+        def __init__(self, prepared: torch.nn.Module) -> None:
             super().__init__()
             self.prepared = prepared
-            self.channels_last = channels_last
 
         def forward(self, pictures: torch.Tensor) -> torch.Tensor:
             """``(1, 3, H, W)``, float in 0..255 -> the student's answer."""
-            if self.channels_last:
-                pictures = pictures.permute(0, 2, 3, 1)
-            return self.prepared(pictures)
+            return self.prepared(pictures.permute(0, 2, 3, 1))
 
-    return ImageFirst(job.prepared, job.manifest.layout == "nhwc").eval()
+    return ImageFirst(job.prepared).eval()

@@ -9,15 +9,12 @@ from torch import Tensor
 from kd.errors import UserError
 from kd.models import Preprocess
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
-from kd.ship.export.manifest import read_manifest
 from kd.ship.export.student import input_size, timm_config, write_timm_folder
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 
 
 class Hub(Format):
     """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
-
-    has_layout = False
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """The folder of timm's hub format: ``model.safetensors``, ``config.json``, ``manifest.json``.
@@ -56,12 +53,11 @@ class Hub(Format):
         config = model.pretrained_cfg
         _channels, height, width = config["input_size"]
         prepare = Preprocess((height, width), config["mean"], config["std"])
-        layout = read_manifest(file).layout
 
         def run(images: Tensor) -> Tensor:
             return model(prepare(images))
 
-        return in_torch(run, layout)
+        return in_torch(run, channels_first=True)
 
 
 def made_by_timm(weights: Path, key: str) -> StudentMetadata:

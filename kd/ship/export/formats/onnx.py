@@ -90,7 +90,7 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
     """Wraps a session of ONNX Runtime: pictures as NumPy in, the output ``answer`` out.
 
-    Pictures are uint8 ``(N, *manifest.shape)``, in the manifest's layout, for any N; answers are float32. ONNX Runtime
+    Pictures are uint8 ``(N, *manifest.shape)`` for any N; answers are float32. ONNX Runtime
     itself refuses other types and shapes.
     """
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
