@@ -107,14 +107,15 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     """
     merge = _Merge(trusted)
     given = merge.all_of(tree, layers)
+    if "${" in str(given) and not merge.unknown:
+        defaults = merge.whole(merged([DEFAULTS]))
+        found = _interpolated(merge.all_of(defaults, [given]))
+        given = merge.all_of({}, [found])  # what was looked up may name a class
     if merge.unknown:
         key = merge.unknown[0]
         known = [*schema(), *_keys_in(given)]
         suggestion = hint(key, known)
         raise UserError(f"no key '{key}'{suggestion}")
-    if "${" in str(given):
-        defaults = merge.whole(merged([DEFAULTS]))
-        given = _interpolated(merge.all_of(defaults, [given]))
     return merge.whole(given)
 
 
@@ -146,7 +147,7 @@ def class_nodes(
             yield key, of.part, dict(node)
             one = listed.listed_class(str(node["class_path"]), of.part)
             kinds = one.fields if one else {}
-            arguments = node.get("init_args") or {}
+            arguments = _arguments(node.get("init_args"), key)
             for name, inner in arguments.items():
                 below = kinds.get(name, listed.UNLISTED)
                 yield from class_nodes(inner, below, f"{key}.{name}")
@@ -342,10 +343,7 @@ class _Merge:
         name = _plain(arguments.pop("class_path", ""))
         if name != "":
             node = self._renamed(node, name, kind, key)
-        more = _plain(arguments.pop("init_args", None)) or {}
-        if not isinstance(more, Mapping):
-            problem = f"must be settings (NAME: VALUE), got '{str(more)[:80]}'"
-            raise UserError(f"{key}.init_args: {problem}")
+        more = _arguments(_plain(arguments.pop("init_args", None)), key)
         one = listed.listed_class(node["class_path"], kind)
         known = one.fields if one else {}
         others = None if one and one.all_known else Any
@@ -376,7 +374,7 @@ class _Merge:
             raise UserError(f"{plain_key(key)}: {listed.no_class(kind, path)}")
         path = one.name if one else listed.lightnings(kind).get(path, path)
         arguments = node["init_args"]
-        if arguments and path != node["class_path"]:
+        if arguments and path != node["class_path"] and "${" not in path:
             names: Iterable[str] = ()
             if one is not None:
                 names = one.fields
@@ -460,6 +458,14 @@ def _settings() -> TypeAdapter[Any]:
 def _plain(value: Value) -> Value:
     """A word of the command line as YAML reads it; any other value as it is."""
     return value.value if isinstance(value, Word) else value
+
+
+def _arguments(value: object, key: str) -> Mapping[str, Any]:
+    """The ``init_args`` of a class at a place; a UserError for what is no settings."""
+    if not isinstance(value, Mapping | None):
+        problem = f"must be settings (NAME: VALUE), got '{str(value)[:80]}'"
+        raise UserError(f"{key}.init_args: {problem}")
+    return value or {}
 
 
 def _is_word(value: str, kind: str) -> bool:

@@ -42,6 +42,15 @@ def test_values_are_typed_and_refer_to_each_other() -> None:
     assert resolve([{"optim.lr": "1e-3"}])["optim"]["lr"] == 0.001
 
 
+def test_what_is_looked_up_may_name_a_class() -> None:
+    words = [{"model.distill_losses": {"kd": "${name}"}, "name": "KDLoss"}]
+    assert resolve(words)["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.KDLoss"
+    with pytest.raises(
+        UserError, match="trainer.callbacks.class_path: must be the name of a class"
+    ):
+        resolve([{"trainer.callbacks": "${optim}"}])
+
+
 def test_a_folder_may_be_called_007() -> None:
     words = [{"data.source": "ImageFolder"}, {"data.source.root": Word("007", 7)}]
     assert resolve(words)["data"]["source"]["init_args"]["root"] == "007"
@@ -125,3 +134,10 @@ def test_one_walk_finds_all_that_is_built() -> None:
         ("data.source", "source", "mine.Pictures"),
         ("data.source.deep", "", "os.system"),
     ]
+
+
+def test_arguments_that_are_none_are_a_mistake_at_any_depth() -> None:
+    inner = {"class_path": "b", "init_args": [1]}
+    tree = merged([{"data.source": {"class_path": "mine.X", "init_args": {"a": inner}}}])
+    with pytest.raises(UserError, match="data.source.a.init_args: must be settings"):
+        list(class_nodes(tree))
