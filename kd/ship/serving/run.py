@@ -1,4 +1,8 @@
-"""Runs the application until SIGTERM or Ctrl-C; requests that were taken are finished."""
+"""Runs the application until SIGTERM or Ctrl-C; requests that were taken are finished.
+
+Uvicorn's own connections (``limit_concurrency``, ``timeout_keep_alive``) were tried in the place of these: half-sent headers
+and pipelined requests held other clients up, open connections got no answer at the end, and SIGTERM was its exit status.
+"""
 
 import asyncio
 import resource
