@@ -176,16 +176,16 @@ def numbered(
 
 
 # -- several labels in one cell --------------------------------------------------------------------------------------
-def labels_in(cell: object, separator: str) -> list[str]:
+def labels_in(cell: object, separator: str | None = None) -> list[str]:
     """The labels of a cell, as :func:`plain_label` writes them; an empty label is none.
 
     A list, of JSON or as Python writes it, holds several labels whatever the separator.
 
     Args:
         cell: of a table, or of JSON.
-        separator: one character; "none": text is one label.
+        separator: between labels; None: text is one label.
 
-    >>> labels_in("red; round", ";"), labels_in("['red', 'round']", "none"), labels_in([3, "a;b"], ";"), labels_in(None, ";")
+    >>> labels_in("red; round", ";"), labels_in("['red', 'round']"), labels_in([3, "a;b"], ";"), labels_in(None, ";")
     (['red', 'round'], ['red', 'round'], ['3', 'a;b'], [])
     """
     parts: Sequence[object] = [cell]
@@ -199,6 +199,6 @@ def labels_in(cell: object, separator: str) -> list[str]:
                 content = literal_eval(text)
         if isinstance(content, list):
             parts = content
-        elif separator != "none":
+        elif separator:
             parts = text.split(separator)
     return [label for label in map(plain_label, parts) if label]

@@ -37,8 +37,6 @@ from kd.storage.objects import is_url
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 """Of tables, by the ending of their names; all other lists are JSON."""
-CHARACTERS = {"\\t": "\t", "tab": "\t", "blank": " ", "none": None}
-"""What settings call characters that are hard to type."""
 
 
 def words_that_read(table: str, folders: Sequence[str]) -> str:
@@ -104,7 +102,7 @@ class Manifest(Source):
         delimiter: between a table's columns; default: a comma in ``.csv``, a tab in ``.tsv``, a blank in ``.txt``.
         split_column: the column that names each row's split (``train``, ``Testing``); default: ``split`` where there is
             one; ``none``: all rows belong to the list's split.
-        label_separator: the character between the labels of one cell; default: ``;``; ``none``: a cell is one label.
+        label_separator: what parts the labels of one cell.
         ending: of the pictures' files, where paths lack it (``.jpg``).
     """
 
@@ -123,7 +121,7 @@ class Manifest(Source):
         delimiter: str | None = None,
         targets: list[str] | str | None = None,
         split_column: int | str | None = None,
-        label_separator: str | None = None,
+        label_separator: str = ";",
         ending: str = "",
     ) -> None:
         """Checks the arguments, which are the class's; the lists are read when they are first needed.
@@ -132,9 +130,10 @@ class Manifest(Source):
             ValueError: an argument out of its range, or two that contradict each other; it begins with the argument's
                 name.
         """
-        separator = label_separator or (";" if multi_label else "none")
-        self.separator = _character("label_separator", separator)
-        self.delimiter = _character("delimiter", delimiter or "none")
+        if delimiter is not None and len(delimiter) != 1:
+            raise ValueError(f"delimiter must be one character, got '{delimiter}'")
+        self.delimiter = delimiter
+        self.separator = label_separator if multi_label else None
         self.targets = [targets] if isinstance(targets, str) else targets
         if targets is not None and (multi_label or not targets):
             raise ValueError(f"targets must be columns, without multi_label, got {targets}")
@@ -337,14 +336,14 @@ class Manifest(Source):
             if self.classes:
                 raise Unfit("has no labels, which the training list has")
             return paths, Column(np.full(len(paths), UNLABELLED, np.int32))
-        labels = [labels_in(cell, self.separator or "none") for cell in cells]
+        labels = [labels_in(cell, self.separator) for cell in cells]
         paths, labels = self._joined(paths, labels)
         if split == "train":
             self.classes = in_order({*chain.from_iterable(labels)})
             self.note(*doubts(self.classes))
             if self.several and max(map(len, labels), default=0) < 2:
                 self.note(
-                    "warning: no picture has two labels: data.source.label_separator=CHARACTER parts those of a cell, "
+                    "warning: no picture has two labels: data.source.label_separator=TEXT parts those of a cell, "
                     "data.source.multi_label=false model.task=Classification takes one a picture"
                 )
         ids = {label: i for i, label in enumerate(self.classes)}
@@ -433,14 +432,6 @@ class Manifest(Source):
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(self.lists.values())}"
-
-
-def _character(argument: str, given: str) -> str | None:
-    """A character that an argument names, None for ``none``; a ValueError for several."""
-    character = CHARACTERS.get(given, given)
-    if character is not None and len(character) != 1:
-        raise ValueError(f"{argument} must be one character (or tab, blank), got '{character}'")
-    return character
 
 
 @contextmanager
