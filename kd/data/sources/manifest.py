@@ -358,11 +358,12 @@ class Manifest(Source):
         Raises:
             Unfit: where it may not: a picture without a label, with several, or listed with two.
         """
-        several = "data.source.multi_label=true takes several"
         for path, found in zip(paths, labels, strict=True):
             if not self.several and len(found) != 1:
-                count = f"{len(found)} labels ({', '.join(found[:3])}), which {several}"
-                raise Unfit(f"{printable(path)} has {count if found else 'no label'}")
+                count = "no label"
+                if found:
+                    count = f"{len(found)} labels ({', '.join(found[:3])}), which data.source.multi_label=true takes"
+                raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
         hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
         if len(np.unique(hashes)) == len(paths):
             return paths, labels
@@ -372,7 +373,8 @@ class Manifest(Source):
             if before != found and not self.several:
                 both = in_quotes([*before, *found])
                 raise Unfit(
-                    f"lists {printable(path)} twice, with different labels ({both}); {several}"
+                    f"lists {printable(path)} twice, with different labels ({both}); give each picture one label, or "
+                    "data.source.multi_label=true joins them"
                 )
             by_path[path] = [*dict.fromkeys([*before, *found])]
         self.note(f"rows of pictures that are listed before: {len(paths) - len(by_path)}")
