@@ -85,12 +85,16 @@ class Progress(Closing):
             bar_format=shape_of_bar(terminal, has_end=bool(batches)),
         )
 
+        self._name_epoch(trainer)  # a run that resumes in mid-epoch starts none
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the epoch's number, from 1, on the bar."""
+        self._name_epoch(trainer)
+
+    def _name_epoch(self, trainer: Trainer) -> None:
+        """Puts ``epoch 3/10`` on the bar."""
         if self._bar is not None:
-            of = ""
-            if trainer.max_epochs and trainer.max_epochs > 0:
-                of = f"/{trainer.max_epochs}"
+            of = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
             description = f"{self._whose}epoch {trainer.current_epoch + 1}{of}"
             self._bar.set_description_str(description, refresh=False)
 

@@ -181,6 +181,7 @@ def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batch
     trainer: Any = SimpleNamespace(
         is_global_zero=True,
         world_size=1,
+        current_epoch=2,
         max_epochs=4,
         max_steps=-1,
         num_training_batches=50,
@@ -192,6 +193,7 @@ def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batch
     progress.on_train_start(trainer, None)  # type: ignore[arg-type]
     bar = progress._bar
     assert bar is not None and (bar.n, bar.total) == (2000, 3200)
+    assert bar.desc == "epoch 3/4"  # a run that resumes in mid-epoch starts no epoch
     progress.close(trainer)
     trainer.max_steps = 300  # of which 250 are made
     progress.on_train_start(trainer, None)  # type: ignore[arg-type]
