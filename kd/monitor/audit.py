@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
@@ -12,7 +11,7 @@ from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.hooks import after_step
 from kd.data.batch import Batch
 from kd.module.pace import loss_of_batch
-from kd.storage.elsewhere import LARGEST_LOG, json_of, text_of
+from kd.storage.elsewhere import LARGEST_LOG, Json, json_of, text_of
 from kd.storage.writing import appended, write_text
 
 
@@ -72,7 +71,7 @@ class Audit(Callback):
         self._losses = []
 
 
-def read_audit(file: Path) -> Iterable[dict[str, Any]]:
+def read_audit(file: Path) -> Iterable[Json]:
     """The lines of :class:`Audit`'s file, in order; a torn one, after a power cut, ends them, with all after it."""
     for line in text_of(file, LARGEST_LOG, errors="replace").splitlines():
         try:

@@ -10,12 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from pytorch_lightning import Trainer
 
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers, Values
 from kd.report.step_facts import mean
+from kd.storage.elsewhere import Json
 
 MOST = 100
 """Metrics of a line, at most, as the format allows."""
@@ -74,7 +74,7 @@ class CloudWatch(Outlet):
 
 def embedded(
     namespace: str, whose: Mapping[str, str], numbers: Mapping[str, Values], now: float
-) -> dict[str, Any]:
+) -> Json:
     """Numbers in CloudWatch's embedded metric format, the content of one line.
 
     A value with labels is a metric of its own (``phase_seconds.data``), of the cores their mean: every metric is paid

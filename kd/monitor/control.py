@@ -3,7 +3,6 @@
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -14,7 +13,7 @@ from kd.monitor.phases import Phases
 from kd.monitor.watched import Watched
 from kd.processes import by_first
 from kd.storage.control_file import CONTROL, parse, read_command
-from kd.storage.elsewhere import RefusedFile
+from kd.storage.elsewhere import Json, RefusedFile
 
 LOOK_EVERY_S = 1.0
 """Seconds between two readings of the file at least."""
@@ -59,7 +58,7 @@ class Control(Callback):
         if "nvtx" in command:
             self.phases.name_ranges(command["nvtx"])
 
-    def _look(self, folder: Path) -> dict[str, Any]:
+    def _look(self, folder: Path) -> Json:
         """What the file orders where it has changed since it was last read; else {}.
 
         Reads it once in :data:`LOOK_EVERY_S` seconds. A wrong text, or a file that is refused, is reported once and orders

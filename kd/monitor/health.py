@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -16,6 +16,7 @@ from kd.callbacks.hooks import Recording, after_step
 from kd.monitor.watched import Watched, float_logits
 from kd.processes import whole
 from kd.report.records import Writer
+from kd.storage.elsewhere import Json
 
 ENDS: dict[type[nn.Module], tuple[float, float]] = {
     nn.Sigmoid: (0, 1),
@@ -55,7 +56,7 @@ class Health(Recording):
         self._reading: _Reading | None = None
         self._due = False  # the next batch that ends with an optimizer step is read
         self._eager = False  # a compiled model runs as it is written, for the batch that is read
-        self.newest: dict[str, Any] = {}
+        self.newest: Json = {}
         """The record that was made last, on every rank."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -79,7 +80,7 @@ class Health(Recording):
         paths = layer_paths(model, self.activations, "monitor.activations")
         return [(path, model.get_submodule(path)) for path in paths]
 
-    def _write(self, trainer: Trainer, record: dict[str, Any]) -> None:
+    def _write(self, trainer: Trainer, record: Json) -> None:
         """Writes a record on rank 0; opens the file with the first reading. Its header counts the classes."""
         if not trainer.is_global_zero:
             return
@@ -147,7 +148,7 @@ class Health(Recording):
             return
         self._stop_listening()
         step = trainer.fit_loop.epoch_loop.total_batch_idx
-        record: dict[str, Any] = {"kind": "health", "step": step}
+        record: Json = {"kind": "health", "step": step}
         pictures = self.watched.pictures(batch)
         if pictures is not None:
             record["inputs"] = _inputs(pictures)
@@ -286,14 +287,14 @@ class _Reading:
             copy = matrix.detach().clone()
             self._before.append((matrix, copy))
 
-    def scalars(self) -> dict[str, Any]:
+    def scalars(self) -> Json:
         """The reading's scalars, still on the device; all ranks must call this, as weights may be in shards.
 
         Returns:
             ``spread``, ``zeros``, ``saturated`` and ``dead`` by the layer's path; after an optimizer's step also
             ``grad_norm``, ``ratios`` of the copied weights, and ``update_ratio``, their median (None without any).
         """
-        scalars: dict[str, Any] = {**self._layers}
+        scalars: Json = {**self._layers}
         if self._grad_norm is None:
             return scalars
         ratios: list[Tensor] = []  # |w' - w| / |w| of each kept weight
@@ -305,7 +306,7 @@ class _Reading:
         scalars["update_ratio"] = torch.stack(ratios).median() if ratios else None
         return scalars
 
-    def record(self, numbers: dict[str, Any]) -> dict[str, Any]:
+    def record(self, numbers: Json) -> Json:
         """The record: ``numbers``, changed in place, with ``unchanged`` (names of weights) in the place of ``ratios``.
 
         Args:
@@ -321,7 +322,7 @@ class _Reading:
         return apply_to_collection(numbers, float, _finite)
 
 
-def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
+def _on_host(tree: Json) -> Json:
     """Numbers in the place of all scalars of a tree, by one copy: each one waits for the device."""
     leaves: list[Tensor] = []
     apply_to_collection(tree, Tensor, leaves.append)
@@ -349,7 +350,7 @@ def _spread_evenly(items: list[T]) -> list[T]:
     return items[::every]
 
 
-def _inputs(images: Tensor) -> dict[str, Any]:
+def _inputs(images: Tensor) -> Json:
     """What the pictures ``(N, C, H, W)`` of a batch are like, for the key ``inputs`` of a health record.
 
     Returns:

@@ -13,6 +13,7 @@ from kd.callbacks.hooks import Closing
 from kd.clock import outside_of_the_step
 from kd.monitor.watched import Watched, device_of
 from kd.report.records import Writer
+from kd.storage.elsewhere import Json
 from kd.storage.writing import file_for
 
 TOP = 15  # operations of a record
@@ -145,7 +146,7 @@ class Kernels(Closing):
         self._profile = None
 
 
-def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
+def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     """Which operations took the time of a profiled window, as ``records/kernels.rank<r>.jsonl`` has it.
 
     Args:

@@ -3,13 +3,13 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Any
 
 from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.prices import Prices, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
 from kd.settings import MonitorSettings
+from kd.storage.elsewhere import Json
 
 
 @checked_group
@@ -46,7 +46,7 @@ class MonitorSpec(MonitorSettings):
             return read_prices(Path(self.prices).expanduser())
         return {}
 
-    def costs(self) -> dict[str, Any]:
+    def costs(self) -> Json:
         """What the run's records keep of prices, by the records' names; what is not known is left out.
 
         Returns:

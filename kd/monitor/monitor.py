@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from kd.monitor.system import System
 from kd.monitor.watch import Watch
 from kd.monitor.watched import Watched, WatchedLoop
 from kd.settings import MonitorSettings
+from kd.storage.elsewhere import Json
 
 Batch = TypeVar("Batch")
 BETWEEN = "between epochs"  # no part of a step, in a plain loop
@@ -242,7 +243,7 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
         if name not in known:
             raise UserError(f"kd.Monitor: no key '{name}'{did_you_mean(name, known)}")
     try:
-        return MonitorSpec(**cast(dict[str, Any], settings))
+        return MonitorSpec(**cast(Json, settings))
     except (TypeError, ValueError) as error:
         names = "|".join(known)
         # before the name of a setting alone: a path or an address may hold the word too
@@ -251,7 +252,7 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
         raise UserError(f"kd.Monitor: {reason}") from error
 
 
-def _changed(spec: MonitorSpec) -> dict[str, Any]:
+def _changed(spec: MonitorSpec) -> Json:
     """The settings that are not the defaults, by name without ``monitor.``."""
     defaults = asdict(MonitorSettings())
     return {name: value for name, value in asdict(spec).items() if value != defaults[name]}

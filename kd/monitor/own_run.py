@@ -20,6 +20,7 @@ from kd.models import count_parameters
 from kd.models.taps import TRIAL
 from kd.monitor.tier import TierRecord
 from kd.monitor.watched import Watched, device_of, float_logits
+from kd.storage.elsewhere import Json
 from kd.teachers.answer import ALL
 
 
@@ -42,7 +43,7 @@ class OwnRun(Watched):
         """The callback that records the data tier."""
         return [TierRecord()]
 
-    def header(self, trainer: Trainer) -> dict[str, Any]:
+    def header(self, trainer: Trainer) -> Json:
         """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU; for each rank's file.
 
         ``batch_size`` is of one process, ``feature_bytes`` of a picture (:func:`cacheable_features`), ``val`` a number of
@@ -97,7 +98,7 @@ class OwnRun(Watched):
         counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
         return {split: counted for split, counted in counts.items() if counted}
 
-    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> dict[str, Any]:
+    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> Json:
         """Entropy of the (first) teacher's answers, the student's agreement with them, the terms of the loss.
 
         Args:
@@ -111,7 +112,7 @@ class OwnRun(Watched):
         """
         student = RunContext.of(trainer).student
         output = output_of(cast(Any, outputs))
-        values: dict[str, Any] = {"terms": dict(output["terms"])}
+        values: Json = {"terms": dict(output["terms"])}
         teacher = _first_teacher(output["answer"].logits)
         if teacher is None:
             return values

@@ -6,7 +6,7 @@ import platform
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from kd.report.facts import Facts
 from kd.report.records import PHASES, RunRecords, Writer
 from kd.report.rules import NAMES, limits_of
 from kd.report.step_facts import phase_share
+from kd.storage.elsewhere import Json
 
 TOTAL_EVERY_S = 5.0
 """Seconds from one record of the totals to the next."""
@@ -165,7 +166,7 @@ class Phases(Recording):
     def __init__(
         self,
         watched: Watched,
-        costs: Mapping[str, Any] | None = None,
+        costs: Json | None = None,
         nvtx: bool = False,
         communication: bool = True,
     ) -> None:
@@ -183,15 +184,15 @@ class Phases(Recording):
         self._built = run_start(Phases._process_is_used)
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.recent: deque[Json] = deque(maxlen=RECENT)
         """The newest steps' records, as :meth:`_write` makes them."""
-        self.header: dict[str, Any] = {}
+        self.header: Json = {}
         """The header of this rank's file; {} before the training."""
         self._shown = ""  # the limit that the bar named last
-        self._total: dict[str, Any] = {}
+        self._total: Json = {}
         self._callbacks_before: dict[str, float] = {}  # ms by hook, of the run's earlier starts
         self._last_total = 0.0  # Unix time at which the step ended after which totals were written
-        self._step: dict[str, Any] | None = None  # what the record of the open step begins with
+        self._step: Json | None = None  # what the record of the open step begins with
         self._epoch: int | None = None  # of the newest step
         self._is_trained = False  # the batch of the step that is open has been trained to its end
         self._fit_started = self._train_started = 0.0
@@ -424,12 +425,12 @@ class Phases(Recording):
             self.clock.close()
 
 
-def _no_steps() -> dict[str, Any]:
+def _no_steps() -> Json:
     """The totals of no step, a record of kind ``total``."""
     return {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
 
 
-def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
+def _add(total: Json, record: Json) -> None:
     """Adds a step's record, times in ms, to the sums of all steps, in place."""
     total["steps"] += 1
     total["max_ms"] = max(total["max_ms"], record["ms"])

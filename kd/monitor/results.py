@@ -3,7 +3,6 @@
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -20,6 +19,7 @@ from kd.monitor.watched import device_of
 from kd.processes import by_first
 from kd.report.html import write_explained
 from kd.report.records import is_run
+from kd.storage.elsewhere import Json
 from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
 from kd.storage.run_urls import on_disk
@@ -59,7 +59,7 @@ class WatchedResults(Callback):
         stopping: says which rule has stopped the training.
     """
 
-    def __init__(self, place: str, settings: dict[str, Any], stopping: Stopping) -> None:
+    def __init__(self, place: str, settings: Json, stopping: Stopping) -> None:
         """Stores the settings, which are the class's; nothing is written before the training begins."""
         self.place = place
         self.settings = settings
@@ -216,7 +216,7 @@ class WatchedResults(Callback):
             self._metrics.save()
         device = device_of(trainer)
         on_gpu = device.type == "cuda"
-        summary: dict[str, Any] = {
+        summary: Json = {
             "status": status,
             "recipe": self.folder.absolute().parent.name,
             "kd_version": kd.__version__,

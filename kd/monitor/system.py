@@ -18,7 +18,7 @@ from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
 from kd.storage.control_file import parse, read_command
-from kd.storage.elsewhere import RefusedFile
+from kd.storage.elsewhere import Json, RefusedFile
 
 T = TypeVar("T")
 
@@ -78,11 +78,11 @@ class Gpus:
         names = (self._nvml.nvmlDeviceGetName(handle) for handle in self._handles)
         return [name.decode() if isinstance(name, bytes) else name for name in names]
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Json]:
         """What :meth:`_one` reads of each GPU, in the order of :meth:`names`; [] without any."""
         return [self._one(handle) for handle in self._handles]
 
-    def _one(self, handle: Any) -> dict[str, Any]:
+    def _one(self, handle: Any) -> Json:
         """One GPU's state; what NVML hides is left out.
 
         Returns:
@@ -119,7 +119,7 @@ class Delays:
         """Nanoseconds on the run queue at the newest reading, by process and thread."""
         self._at = time.monotonic()
 
-    def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
+    def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> Json:
         """How long threads have waited for a core since the last reading, in % of the time, 100 at most.
 
         Of each process its most delayed thread counts, of those that were there at the last reading too.
@@ -153,7 +153,7 @@ class Delays:
             return {}
         pid = max(of_ranks, key=lambda rank: of_ranks[rank])
         _, tid = of_ranks[pid]
-        reading: dict[str, Any] = {"thread_wait": [percent for percent, _ in of_ranks.values()]}
+        reading: Json = {"thread_wait": [percent for percent, _ in of_ranks.values()]}
         with suppress(OSError):
             reading["thread"] = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
         loader_waits = [worst[loader][0] for loader in loaders if loader in worst]
@@ -195,7 +195,7 @@ class SystemReader:
         self._at = time.monotonic()
         self.read()
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Json:
         """One sample: shares in %, memory in MB (2**20 bytes), rates in MB/s since the last call.
 
         Returns:
@@ -208,7 +208,7 @@ class SystemReader:
         now = time.monotonic()
         seconds = max(1e-3, now - self._at)
         self._at = now
-        sample: dict[str, Any] = {
+        sample: Json = {
             "t": round(time.time(), 2),
             "cpu": psutil.cpu_percent(percpu=True),
             "iowait": getattr(psutil.cpu_times_percent(), "iowait", 0.0),
@@ -239,7 +239,7 @@ class SystemReader:
         self._before = counted
         return rates
 
-    def _processes(self) -> dict[str, Any]:
+    def _processes(self) -> Json:
         """CPU use in % (100: one core) of all training processes together (``main``) and of each process below them
         (``workers``), and the memory of all in MB.
 
@@ -249,7 +249,7 @@ class SystemReader:
         main = 0.0
         rss = 0
         workers = []
-        delays: dict[str, Any] = {}
+        delays: Json = {}
         if self._reads % LOOK_FOR_CHILDREN == 0:
             self._children = self._find_children()
             delays = self._delays.read([rank.pid for rank in self._ranks], list(self._children))
@@ -296,7 +296,7 @@ class System(Callback):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._said = ("", 0)
-        self.newest: dict[str, Any] = {}
+        self.newest: Json = {}
         """The last sample, with what is read seldom (:data:`SELDOM`) from the sample that had it last; {} before the first,
         and on other processes than a machine's first."""
 

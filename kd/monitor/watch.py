@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
@@ -21,7 +20,7 @@ from kd.machine import python
 from kd.monitor.watched import Watched
 from kd.report.records import Writer
 from kd.settings import Action, MonitorSettings
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import Json, json_of
 from kd.storage.shown import HIDDEN
 
 TRIES = 3  # of a webhook
@@ -56,7 +55,7 @@ class Watch(Closing):
         self._writing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
-        self.newest: dict[str, Any] = {}
+        self.newest: Json = {}
         """``verdict`` and ``findings``, as :func:`ask_rules` gave them last; {} before, and on other ranks than 0."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -147,11 +146,11 @@ class Watch(Closing):
             setting = "webhook" if action == "webhook" else ""
             self.watched.report(f"{rule}: {first_line(error)}", setting)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """``spent_s``: seconds that the run has taken, its start and those before a resume included."""
         return {"spent_s": self._spent_s()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Json) -> None:
         """Takes the seconds spent before a resume; a UserError where they are no finite number >= 0."""
         spent_s = state_dict["spent_s"]
         is_number = isinstance(spent_s, int | float) and not isinstance(spent_s, bool)
@@ -178,7 +177,7 @@ class Watch(Closing):
             self._writer.close()
 
 
-def ask_rules(folder: Path) -> dict[str, Any]:
+def ask_rules(folder: Path) -> Json:
     """A run's ``verdict`` and ``findings`` so far, by ``python -m kd.report`` in another process; {} where that fails.
 
     It may take minutes, at most 300 s; the thread that calls it waits.
@@ -196,7 +195,7 @@ def ask_rules(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def post(address: str, content: dict[str, Any]) -> None:
+def post(address: str, content: Json) -> None:
     """Posts JSON, up to :data:`TRIES` times with growing pauses.
 
     Raises:

@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
+
+from kd.storage.elsewhere import Json
 
 
 class Watched:
@@ -54,11 +55,11 @@ class Watched:
         """Further callbacks that record what such trainings alone have."""
         return []
 
-    def header(self, trainer: Trainer) -> dict[str, Any]:
+    def header(self, trainer: Trainer) -> Json:
         """What the records of the steps begin with, beside the machine: the loader's ``batch_size`` (of one process) and its
         ``num_workers``, where the loader is torch's; ``of_kd``, whether the run is kd's own.
         """
-        facts: dict[str, Any] = {"of_kd": False}
+        facts: Json = {"of_kd": False}
         loader = trainer.train_dataloader
         if not isinstance(loader, DataLoader):
             return facts  # a loader of the user's own: its batches show their size
@@ -94,7 +95,7 @@ class Watched:
         """How many pictures each class has, by split; {} where that is not known."""
         return {}
 
-    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> dict[str, Any]:
+    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> Json:
         """What the model's answer to a training batch says, as scalars on the device.
 
         Args:

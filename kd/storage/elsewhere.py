@@ -25,6 +25,8 @@ import yaml
 
 from kd.errors import UserError
 
+Json = dict[str, Any]
+"""What an object of a JSON or YAML file holds, by name."""
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
 LARGEST_LOG = 2**30
 """Bytes of a file that a run writes line by line: metrics, records, logs, an audit's samples."""
@@ -295,7 +297,7 @@ def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") ->
     return bytes_of(file, largest).removeprefix(codecs.BOM_UTF8).decode(errors=errors)
 
 
-def mapping_of(file: Path) -> dict[str, Any]:
+def mapping_of(file: Path) -> Json:
     """What a JSON file maps; empty for a file that is missing, damaged or holds something else."""
     try:
         content = json_of(text_of(file))
@@ -304,7 +306,7 @@ def mapping_of(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def mapping_in(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+def mapping_in(tree: Mapping[str, Any], name: str) -> Json:
     """What a name maps to in values from a file; empty where that is no mapping."""
     value = tree.get(name)
     return value if isinstance(value, dict) else {}
