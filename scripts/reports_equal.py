@@ -155,7 +155,8 @@ class Draw:
             "price": (2.5,), "machines": (2, 4),
         }  # fmt: skip
         keys = self._random.sample(list(values), self.one_of((0, 1, 1, 2, 3)))
-        return [f"{key}={self.one_of(values[key])}" for key in keys]
+        words = [f"{key}={self.one_of(values[key])}" for key in keys]
+        return [word for word in words if not word.startswith("pixels=")]  # drawn, and gone since
 
     def _thresholds(self) -> Drawn:
         """Those that let short series count, as a user may set them."""

@@ -141,6 +141,8 @@ def test_one_engine_reads_settings() -> None:
     }
     of_files = {
         "tables",
+        "records",
+        "prices",
         "manifest",
         "student_metadata",
         "shards",

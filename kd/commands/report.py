@@ -91,7 +91,7 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
     Returns:
         The file in it: ``report.html`` of one run, ``comparison.html`` of several.
     """
-    from kd.report.comparison import differences_in_words, numbers_table
+    from kd.report.comparison import comparison_tables, differences_in_words
     from kd.report.html import write_comparison, write_report
     from kd.report.terminal import print_diagnosis, print_parts
 
@@ -104,7 +104,7 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
     file = write_comparison(explained, folder / "comparison.html")
     for line in differences_in_words(explained):
         print(on_terminal(line))
-    print_parts([numbers_table([one.facts for one in explained])])
+    print_parts(comparison_tables([one.facts for one in explained]))
     return file
 
 

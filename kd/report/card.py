@@ -1,15 +1,15 @@
 """A model card from a run's folder: Markdown with the metadata that the Hugging Face hub reads."""
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jinja2 import Environment
 
-from kd.report.evaluated import fidelity_parts
+from kd.report.evaluated import fidelity_parts, in_millions
 from kd.report.metric import format_metric, is_share
 from kd.report.records import RunRecords
 from kd.report.tables import markdown, results_of
+from kd.storage.elsewhere import Json
 from kd.storage.shown import in_markdown
 
 METRICS = {
@@ -43,33 +43,25 @@ def card(
         teacher_license: likewise, of the teacher.
         data_license: likewise, of the pictures.
     """
-    summary = run.summary
-    student = summary.get("student") or {}
-    data = summary.get("data") or {}
-    settings = run.config.get("data") or {}
-    best = student.get("best_val") or student.get("val") or {}
-    fidelity = run.fidelity
+    summary, fidelity = run.summary, run.fidelity
+    best = run.student.get("best_val") or run.student.get("val") or {}
     results = results_of(run.folder, run.notes.append)
     task = _pipeline(run)
-    name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
-    source = str(data.get("source", "own pictures"))
+    name = f"{summary.get('recipe', run.folder.name)} {run.student.get('arch', 'student')}"
+    source = str((summary.get("data") or {}).get("source", "own pictures"))
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         front=Raw(_front(name, task, best, source, license_name)),
         name=name,
         task=task,
-        student=student,
-        teacher=summary.get("teacher"),
-        data=data,
-        features=task == FEATURES,
-        model=run.config.get("model") or {},
-        settings=settings,
         summary=summary,
+        config=run.config,
         best=best,
         taught=(summary.get("teacher") or {}).get("val") or {},
         metrics=METRICS,
         shown=format_metric,
+        millions=in_millions,
         classes=fidelity.get("per_class") or [],
         of_pictures=fidelity.get("kind") == "classification",
         fidelity=Raw(markdown(fidelity_parts(fidelity) if fidelity else [])),
@@ -107,14 +99,11 @@ def _front(
         license_name: as the hub spells it; None: not given.
     """
     metrics = []
-    for key, value in best.items():
-        if key in METRICS:
-            shown = value
-            if is_share(key):
-                shown = round(100 * value, 2)
-            kind = METRICS[key].replace(" ", "-")
-            metrics.append({"type": kind, "name": METRICS[key], "value": shown})
-    content: dict[str, Any] = {
+    for key in (key for key in best if key in METRICS):
+        shown = round(100 * best[key], 2) if is_share(key) else best[key]
+        kind = METRICS[key].replace(" ", "-")
+        metrics.append({"type": kind, "name": METRICS[key], "value": shown})
+    content: Json = {
         "library_name": "timm",
         "pipeline_tag": task,
         "tags": ["knowledge-distillation", task],

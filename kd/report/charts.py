@@ -1,4 +1,4 @@
-"""Tables and charts of a run's page: phases, cores, the machine, losses, training health. ``None``: nothing to show.
+"""Charts of a run's page: phases, cores, the machine, losses, training health. ``None``: nothing to show.
 
 A *section* is a dict that ``report/html.py`` writes and the page draws by its ``kind``.
 """
@@ -10,18 +10,16 @@ from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, in_units
-from kd.report.ratio import ratio
-from kd.report.records import PHASES, RunRecords, Sample
-from kd.report.step_facts import gpus_of
+from kd.report.ratio import Number, ratio
+from kd.report.records import PHASES, RunRecords
+from kd.report.step_facts import gpus_of, mean
 from kd.report.tables import Chart
+from kd.storage.elsewhere import Json
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
-MACHINE = {
-    "CPU{} (% of a core)": {
-        "training processes CPU": "main",
-        "loader processes CPU": "loaders",
-        "I/O wait": "iowait",
-    },
+MACHINE = {  # chart -> its lines: label, and the value's name in a sample
+    "Machine{} (%)": {"CPU": "cores", "memory": "mem", "I/O wait": "iowait"},
+    "CPU{} (% of a core)": {"training processes": "main", "loader processes": "loaders"},
     "Memory{} (MB)": {"training and loaders": "rss_mb", "swap": "swap_mb"},
     "Disk and network{} (MB/s)": {
         "disk read": "disk_r",
@@ -50,18 +48,25 @@ HEALTH_GROUPS = {  # chart -> a value of the records with a number for each loss
     "Activations' standard deviation": "spread",
     "Units that never fire": "dead",
 }
-Section = dict[str, Any]  # of a page
+Section = Json  # of a page
+Lines = dict[str, list[Any]]
+"""By label, a value of each reading; None where it lacks one."""
 
 
-def line_chart(
-    title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
-) -> Chart | None:
-    """A chart of the series that have a value; None without any. NaN leaves a gap."""
+def lines_of(rows: Sequence[Json], keys: Mapping[str, str]) -> Lines:
+    """The values of ``keys``, name in a row by label, in all rows; lines without any value are left out."""
+    lines = {label: [row.get(key) for row in rows] for label, key in keys.items()}
+    return {label: values for label, values in lines.items() if set(values) != {None}}
+
+
+def line_chart(title: str, x: Sequence[float], x_name: str, lines: Lines) -> Chart | None:
+    """A chart of lines, averaged over up to :data:`BINS` slices; None without values."""
     shown = {}
-    for name, values in series.items():
-        if any(math.isfinite(value) for value in values):
-            shown[name] = values
-    return Chart(title, x, x_name, shown) if shown else None
+    for label, values in lines.items():
+        averages = _binned(values, _average)
+        if any(math.isfinite(value) for value in averages):
+            shown[label] = averages
+    return Chart(title, _binned(x, lambda slice_: slice_[0]), x_name, shown) if shown else None
 
 
 def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Chart | None:
@@ -71,60 +76,27 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Char
         title: of the chart.
         series: by name, the value of each epoch (from 0); missing epochs leave a gap.
     """
-    known: set[float] = set()
-    for values in series.values():
-        known.update(values)
-    epochs = sorted(known)
-    lines = {}
-    for name, values in series.items():
-        lines[name] = [values.get(epoch, math.nan) for epoch in epochs]
-    from_1 = [epoch + 1 for epoch in epochs]
-    return line_chart(title, from_1, "epoch", lines)
+    epochs = sorted({epoch for values in series.values() for epoch in values})
+    lines = {name: [values.get(epoch) for epoch in epochs] for name, values in series.items()}
+    return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
 
 
 def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
     """The last value of a metric in each epoch that has one, in order; epochs from 0."""
-    values = {}
-    for row in run.metrics:
-        if metric in row and "epoch" in row:
-            values[row["epoch"]] = row[metric]
-    return dict(sorted(values.items()))
+    rows = [row for row in run.metrics if metric in row and "epoch" in row]
+    return dict(sorted({row["epoch"]: row[metric] for row in rows}.items()))
 
 
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
     """``value`` of each of up to :data:`BINS` slices of equal length, in order; the last may be shorter."""
     size = max(1, math.ceil(len(items) / BINS))
-    values = []
-    for first in range(0, len(items), size):
-        part = items[first : first + size]
-        values.append(value(part))
-    return values
+    return [value(items[first : first + size]) for first in range(0, len(items), size)]
 
 
-def _average(values: Sequence[float | None]) -> float:
+def _average(values: Sequence[Number]) -> float:
     """The mean of the values that are known, to four digits; NaN, a gap in a chart, where none is."""
     known = [value for value in values if value is not None]
-    mean = ratio(sum(known), len(known), otherwise=math.nan)
-    return float(f"{mean:.4g}")
-
-
-def _chart(
-    title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
-) -> Chart | None:
-    """A chart with a line for each of ``keys``, averaged over the slices of :func:`_binned`; None without values.
-
-    Args:
-        title: of the chart.
-        x: of each slice of ``rows``, common to all lines.
-        x_name: its name and unit.
-        rows: readings in order; a reading may lack a key.
-        keys: name in a row by the line's label.
-    """
-    lines = {}
-    for label, key in keys.items():
-        values = [row.get(key) for row in rows]
-        lines[label] = _binned(values, _average)
-    return line_chart(title, x, x_name, lines)
+    return float(f"{mean(known):.4g}")
 
 
 def phase_chart(facts: Facts) -> Section | None:
@@ -136,8 +108,8 @@ def phase_chart(facts: Facts) -> Section | None:
     if not facts.steps:
         return None
     used = [name for name in PHASES if any(name in step["p"] for step in facts.steps)]
-    means = {name: facts.phases.get(name, 0.0) for name in used}  # ms
-    step_ms = sum(means.values()) or 1.0
+    means = [facts.phases.get(name, 0.0) for name in used]  # ms
+    step_ms = sum(means) or 1.0
 
     def phase_means(steps: Sequence[Any]) -> list[float]:
         return [_average([step["p"].get(name, 0.0) for step in steps]) for name in used]
@@ -153,62 +125,61 @@ def phase_chart(facts: Facts) -> Section | None:
         "names": used,
         "bars": _binned(facts.steps, phase_means),
         "x": _binned(facts.steps, lambda steps: steps[0]["step"]),
-        "share": [round(ratio(ms, step_ms), 4) for ms in means.values()],
-        "mean": [round(ms, 2) for ms in means.values()],
+        "share": [round(ratio(ms, step_ms), 4) for ms in means],
+        "mean": [round(ms, 2) for ms in means],
         "note": note,
     }
 
 
-def _seconds(samples: Sequence[Sample]) -> list[float]:
-    """Seconds since the first sample, of each slice."""
-    start_t = samples[0]["t"]
-    return _binned(samples, lambda slice_: round(slice_[0]["t"] - start_t, 1))
+# -- the machine -------------------------------------------------------------------------------------------------------
+def machine_series(run: RunRecords) -> dict[str, tuple[list[float], Lines]]:
+    """What was read of each machine and its GPUs: by the chart's title, seconds since the first sample, and lines."""
+    series = {}
+    for node, samples in run.samples.items():
+        where = f" of {node}" if len(run.samples) > 1 else ""
+        seconds = [round(sample["t"] - samples[0]["t"], 1) for sample in samples]
+        rows: list[Json] = []
+        for sample in samples:
+            loaders = sum(sample.get("workers", []))
+            rows.append({**sample, "cores": mean(sample["cpu"]), "loaders": loaders})
+        for title, keys in MACHINE.items():
+            series[title.format(where)] = seconds, lines_of(rows, keys)
+        for number, readings in enumerate(gpus_of(samples)):
+            for unit, keys in GPU.items():
+                series[f"GPU {number}{where} ({unit})"] = seconds, lines_of(readings, keys)
+    return series
 
 
-def heat(run: RunRecords) -> Section | None:
+def heat(facts: Facts) -> Section | None:
     """How busy each core and GPU was over time, in %, a row each; None without samples.
 
     The time axis is that of the first machine.
     """
+    run = facts.run
     rows = []
+    x: list[float] = []
     for node, samples in run.samples.items():
-        where = ""
-        if len(run.samples) > 1:
-            where = f"{node} "
-        use_of_cores = [sample["cpu"] for sample in samples]
-        for number, use in enumerate(zip_longest(*use_of_cores)):
-            rows.append([f"{where}core {number}", _binned(use, _average)])
+        where = f"{node} " if len(run.samples) > 1 else ""
+        x = x or [round(sample["t"] - samples[0]["t"], 1) for sample in samples]
+        cores = zip_longest(*(sample["cpu"] for sample in samples))
+        use = {f"core {number}": percent for number, percent in enumerate(cores)}
         for number, readings in enumerate(gpus_of(samples)):
-            use_of_gpu = [reading.get("util") for reading in readings]
-            rows.append([f"{where}GPU {number}", _binned(use_of_gpu, _average)])
+            use[f"GPU {number}"] = tuple(reading.get("util") for reading in readings)
+        rows += [[where + name, _binned(percent, _average)] for name, percent in use.items()]
     if not rows:
         return None
-    first_samples = next(iter(run.samples.values()))
     title = "Cores and GPUs over time (% busy)"
-    return {"kind": "heat", "title": title, "rows": rows, "x": _seconds(first_samples)}
+    times = _binned(x, lambda slice_: slice_[0])
+    return {"kind": "heat", "title": title, "rows": rows, "x": times}
 
 
-def machine_lines(run: RunRecords) -> list[Chart | None]:
+def machine_lines(facts: Facts) -> list[Chart | None]:
     """CPU, memory, disk, network and GPUs of each machine over time; None in place of a chart without values."""
-    charts = []
-    for node, samples in run.samples.items():
-        name = ""
-        if len(run.samples) > 1:
-            name = f" of {node}"
-        x = _seconds(samples)
-        rows = []
-        for sample in samples:
-            loaders = sum(sample.get("workers", []))
-            rows.append({**sample, "loaders": loaders})
-        for title, keys in MACHINE.items():
-            charts.append(_chart(title.format(name), x, "s", rows, keys))
-        for number, readings in enumerate(gpus_of(samples)):
-            for unit, keys in GPU.items():
-                title = f"GPU {number}{name} ({unit})"
-                charts.append(_chart(title, x, "s", readings, keys))
-    return charts
+    charts = machine_series(facts.run).items()
+    return [line_chart(title, seconds, "s", lines) for title, (seconds, lines) in charts]
 
 
+# -- losses, metrics, health -------------------------------------------------------------------------------------------
 def _is_shown(metric: str, prefix: str) -> bool:
     """Whether a metric belongs in the chart of all metrics that begin with ``prefix``.
 
@@ -217,32 +188,29 @@ def _is_shown(metric: str, prefix: str) -> bool:
     _, _, name = metric.rpartition("/")
     if name in (*PROBE, "rankme") or "/iou_" in metric:
         return False
-    is_rate = metric.endswith("/lr")
-    rate_chart = prefix.endswith("/lr")
-    return metric.startswith(prefix) and is_rate == rate_chart
+    return metric.startswith(prefix) and metric.endswith("/lr") == prefix.endswith("/lr")
 
 
 def metric_lines(run: RunRecords) -> list[Chart | None]:
     """Losses and validation metrics over the steps; None in place of a chart without values.
 
-    Training losses are shown as they enter their sum: each times its weight.
+    Training losses are shown as they enter their sum: each times its weight. Validation begins with the student before its
+    first step, where that was measured.
     """
+    start = {f"val/{name}": value for name, value in (run.student.get("start_val") or {}).items()}
+    rows = [start, *run.metrics]
     known = sorted({name for row in run.metrics for name in row})
     weights = _weights(run)
     charts = []
     for title, prefix, units in METRICS:
         names = [name for name in known if _is_shown(name, prefix) and in_units(name) == units]
-        rows = []
-        for row in run.metrics:
-            shown = {}
-            for name in names:
-                if name in row:
-                    shown[name] = row[name] * weights.get(name, 1.0)
-            if shown:
-                shown["step"] = row.get("step", 0.0)
-                rows.append(shown)
-        steps = _binned(rows, lambda slice_: slice_[-1]["step"])
-        charts.append(_chart(title, steps, "step", rows, {name: name for name in names}))
+        shown = [row for row in rows if any(name in row for name in names)]
+        lines = {}
+        for name in names:
+            weight = weights.get(name, 1.0)
+            lines[name] = [row[name] * weight if name in row else None for row in shown]
+        steps = [row.get("step", 0.0) for row in shown]
+        charts.append(line_chart(title, steps, "step", lines))
     return charts
 
 
@@ -251,25 +219,23 @@ def _weights(run: RunRecords) -> dict[str, float]:
     model = run.config.get("model") or {}
     weights = {"train/task_loss": model.get("task_loss_weight", 1.0)}
     for name, loss in (model.get("distill_losses") or {}).items():
-        arguments: dict[str, float] = {}
-        if isinstance(loss, dict):
-            arguments = loss.get("init_args") or {}
-        weights[f"train/{name}_loss"] = arguments.get("weight", 1.0)
+        arguments = loss.get("init_args") if isinstance(loss, dict) else None
+        weights[f"train/{name}_loss"] = (arguments or {}).get("weight", 1.0)
     return weights
 
 
-def health_lines(run: RunRecords) -> list[Chart | None]:
+def health_lines(facts: Facts) -> list[Chart | None]:
     """Charts of the training's health over the steps: gradients, updates, activations, teacher; None in place of a chart
     without values.
     """
-    steps = _binned(run.health, lambda slice_: slice_[0]["step"])
-    charts = []
-    for title, lines in HEALTH.items():
-        charts.append(_chart(title, steps, "step", run.health, lines))
+    run = facts.run
+    charts = {title: lines_of(run.health, keys) for title, keys in HEALTH.items()}
     for title, key in HEALTH_GROUPS.items():
         rows = [reading.get(key, {}) for reading in run.health]
-        names = {}
-        for row in rows:
-            names.update({name: name for name in row})
-        charts.append(_chart(title, steps, "step", rows, names))
-    return charts
+        names = {name: name for row in rows for name in row}
+        charts[title] = lines_of(rows, names)
+    steps = [reading["step"] for reading in run.health]
+    drawn = []
+    for title, lines in charts.items():
+        drawn.append(line_chart(title, steps, "step", lines))
+    return drawn

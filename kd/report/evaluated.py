@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from kd.report.metric import counted, difference, format_metric, short
-from kd.report.ratio import ratio
-from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Picture, Table, sentences
+from kd.report.metric import counted, difference, duration, format_metric, in_tables, short
+from kd.report.ratio import Number, ratio
+from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Parts, Picture, Table, sentences
+from kd.storage.elsewhere import Json
 
 MODELS = ("teacher", "student")
 BINS = 15
@@ -16,6 +19,8 @@ CLASSES = 200
 """Rows of a table of classes, at most."""
 PAIRS = 20
 """Rows of a table of confusions, at most."""
+DISPUTED = 24
+"""Disputed labels that are shown, with their pictures."""
 COUNTED = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}
 SCORES = {"iou": "intersection over union", "f1": "F1"}
 TITLES = {
@@ -23,97 +28,149 @@ TITLES = {
     "both_wrong": "Where both are wrong",
     "alone": "What the student gets wrong",
 }
+COLOUR = "#[0-9a-f]{6}"
 OUTCOMES = {
     "both_right": "both right",
     "only_teacher": "only the teacher right",
     "only_student": "only the student right",
     "both_wrong": "both wrong",
 }
+PROBE_HINT = "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
 STARTS = {"random": "a random start", "pretrained": "the pre-trained weights"}
 """Names of a backbone's starts in sentences."""
 
 
 # -- one model, or several side by side --------------------------------------------------------------------------------
-def models_table(
-    result: Mapping[str, Any],
-    models: Sequence[tuple[str, Mapping[str, float]]],
-    more: Sequence[Sequence[str]] = (),
-) -> Table:
-    """A row for each model, its parameters in millions and its metrics.
+def evaluation_parts(
+    results: Sequence[Json], pairs: Sequence[tuple[int, int]], parts: Sequence[Part]
+) -> Parts:
+    """The metrics of all models and of each teacher once, and what else was measured of them.
 
     Args:
-        result: whose ``pictures``, ``data`` and metrics head the table.
-        models: name and figures.
-        more: rows that follow.
+        results: of ``kd-eval``, one a model.
+        pairs: of each model after the first: pictures on which the first alone is right, and on which it alone is; [] of
+            tasks whose answers are not names of classes.
+        parts: of a cascade, of disputed labels or of a backbone's starts.
     """
-    shown = _shown(result)
+    first = results[0]
+    if "student" not in first:
+        return [*parts]
+    names = without_common_folders([result["run"] for result in results])
+    by_name = dict(zip(names, results, strict=True))
+    lines = []
+    for name, pair in zip(names[1:], pairs, strict=False):
+        lines.append(paired(names[0], name, pair, first["pictures"]))
+    if "rankme" in first["student"] and "probe" not in first:
+        lines.append(PROBE_HINT)
+    shown: Parts = [models_table(by_name), sentences("", lines)]
+    for name, result in by_name.items():
+        if "fidelity" in result:
+            shown += fidelity_parts(result["fidelity"], f"{name}: " if len(results) > 1 else "")
+        if "certificate" in result:
+            shown.append(certificate_table(result["certificate"], name))
+    return [*shown, *parts]
+
+
+def models_table(results: Mapping[str, Json]) -> Table:
+    """Parameters in millions and metrics of each teacher, once, and of each student; then of each further student less the
+    first: the quotient of the parameters, and each metric's difference.
+
+    Args:
+        results: of ``kd-eval``, by the model's name.
+    """
+    (first_name, first), *others = results.items()
+    before = first["student"]
+    shown = [name for name in before if name != "params" and not name.startswith("iou_")]
+    teachers: dict[str, Mapping[str, float]] = {}
+    students = {}
+    for name, result in results.items():
+        of_name = f" of {name}" if others else ""
+        for key, figures in result.items():
+            if key.startswith("teacher") and figures not in teachers.values():
+                teachers[f"{key}{of_name}"] = figures
+        students[name if others else "student"] = result["student"]
     rows = []
-    for name, model in models:
-        row = [name, in_millions(model["params"])]
-        for metric in shown:
-            row.append(format_metric(metric, model.get(metric)))
-        rows.append(row)
-    title = f"{result['pictures']} pictures: {result['data']}"
-    return Table(title, ["", "parameters", *shown], [*rows, *more])
+    for name, model in [*teachers.items(), *students.items()]:
+        rows.append([name, in_millions(model["params"]), *_figures(model, shown)])
+    for name, result in others:
+        after = result["student"]
+        size = f"x {after['params'] / before['params']:.2f}" if before["params"] else ""
+        gaps = [difference(metric, before.get(metric), after.get(metric)) for metric in shown]
+        rows.append([f"{name} - {first_name}", size, *gaps])
+    title = f"{first['pictures']} pictures: {first['data']}"
+    return Table(title, ["", "parameters", *shown], rows)
 
 
-def _shown(result: Mapping[str, Any]) -> list[str]:
-    """The metrics that have a column."""
-    return [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
+def run_table(summary: Json, of_teacher: bool = False) -> Table:
+    """The models of a run, as its ``summary.json`` has them; ``of_teacher``: it has trained the teacher of another run."""
+    student, teacher = summary["student"], summary["teacher"]
+    best = student["best_val"]
+    trained = "teacher" if of_teacher else "student"
+    models = [(f"{trained}, last epoch", student, student["val"])]
+    if teacher:
+        models.insert(0, ("teacher", teacher, teacher["val"]))
+    if best:
+        which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
+        models.append((f"{trained}, {which}", student, best))
+    shown = [name for name in student["val"] if in_tables(name)]
+    names = [name if name in ("agreement", "kl") else f"val {name}" for name in shown]
+    rows = []
+    for name, model, values in models:
+        size = in_millions(model["params"])
+        rows.append([name, model_name(model), size, *_figures(values, shown)])
+    epochs = counted(summary["epochs"], "epoch")
+    title = f"{summary['recipe']}: {epochs} in {duration(summary['wall_s'])}"
+    return Table(title, ["", "model", "parameters", *names], rows)
+
+
+def _figures(values: Json, metrics: Sequence[str]) -> list[str]:
+    """Metrics as cells of a table."""
+    return [format_metric(metric, values.get(metric)) for metric in metrics]
+
+
+def without_common_folders(names: Sequence[str]) -> list[str]:
+    """Names without the leading folders that all of them share, and files of one name by their folders."""
+    paths = [Path(name).parts for name in names]
+    files = {path[-1] for path in paths}
+    several = len(paths) > 1
+    of_one_name = len(files) == 1 and bool(Path(names[0]).suffix)
+    if several and of_one_name and min(map(len, paths)) > 1:
+        paths = [path[:-1] for path in paths]
+    while min(map(len, paths)) > 1:
+        first_folders = {path[0] for path in paths}
+        if len(first_folders) > 1:
+            break
+        paths = [path[1:] for path in paths]
+    shorter = [Path(*path) for path in paths]
+    return [str(path) for path in shorter]
 
 
 def in_millions(parameters: float) -> str:
     """A number of parameters as tables show it; "-" where none are known, as of a teacher whose answers are read.
 
-    >>> in_millions(161_234), in_millions(0)
-    ('0.16 M', '-')
+    >>> in_millions(161_234), in_millions(4_820), in_millions(0)
+    ('0.16 M', '0.0048 M', '-')
     """
-    return f"{parameters / 1e6:.2f} M" if parameters else "-"
+    millions = parameters / 1e6
+    if millions < 0.1:
+        return f"{millions:.2g} M" if parameters else "-"
+    return f"{millions:.2f} M"
 
 
-def model_name(model: Mapping[str, Any]) -> str:
+def model_name(model: Json) -> str:
     """A model of ``summary.json`` for people; "" where its architecture is not known."""
     return model.get("name") or model.get("arch") or ""
-
-
-def differences(
-    first: Mapping[str, Any], name: str, others: Mapping[str, Mapping[str, Any]]
-) -> list[list[str]]:
-    """Rows of each other student less the first: the quotient of the parameters, then each metric's difference.
-
-    Args:
-        first: result of the first model.
-        name: of it.
-        others: results of the others, by name.
-    """
-    before = first["student"]
-    rows = []
-    for other, result in others.items():
-        after = result["student"]
-        size = ""
-        if before["params"]:
-            size = f"x {after['params'] / before['params']:.2f}"
-        row = [f"{other} - {name}", size]
-        for metric in _shown(first):
-            row.append(difference(metric, before.get(metric), after.get(metric)))
-        rows.append(row)
-    return rows
 
 
 def paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
     """How sure the difference of two models is, as a line.
 
-    Args:
-        first: name of the first model.
-        other: of the other.
-        pair: pictures on which the first alone is right, and on which the other alone is.
-        pictures: all.
+    Of N pictures ``b`` and ``c`` are right for one model alone. Their difference is -1, 0 or 1 a picture, so that its
+    mean is ``(c - b) / N`` and its variance ``(b + c) / N - mean^2``; the standard error is the root of variance / N.
 
     >>> paired("a", "b", (2, 6), 100)
     'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
     """
-    # Of N pictures b and c are right for one model alone. Their difference d is -1, 0 or 1 a picture, so that its
-    # mean is (c - b) / N and its variance (b + c) / N - mean^2; the standard error is the root of variance / N.
     first_alone, other_alone = pair
     gap = (other_alone - first_alone) / pictures
     variance = (first_alone + other_alone) / pictures - gap**2
@@ -124,7 +181,7 @@ def paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
     )
 
 
-def certificate_table(certificate: Mapping[str, Any], pictures: str) -> Table:
+def certificate_table(certificate: Json, pictures: str) -> Table:
     """What is proven of one model beside another, its answer first.
 
     Args:
@@ -134,7 +191,7 @@ def certificate_table(certificate: Mapping[str, Any], pictures: str) -> Table:
     return sentences(f"Not worse, and by how much: {pictures}", certificate["text"])
 
 
-def exports_parts(records: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+def exports_parts(records: Mapping[str, Json]) -> Parts:
     """Exports, each beside the student, and their certificates.
 
     Args:
@@ -142,25 +199,18 @@ def exports_parts(records: Mapping[str, Mapping[str, Any]]) -> list[Part]:
     """
     rows: list[list[Cell]] = []
     notes: list[str] = []
-    certificates: list[Part] = []
-    metrics = [record["metric"] for record in records.values() if "metric" in record]
-    metric = metrics[0] if metrics else "acc1"  # of one student
+    certificates: Parts = []
+    # of one student
+    metric = next((record["metric"] for record in records.values() if "metric" in record), "acc1")
     for name, record in records.items():
-        note = record.get("note")
-        cells = [
-            name,
-            record.get("size_mb"),
-            _percent(record.get("agreement")),
-            format_metric(metric, record.get("export")),
-            format_metric(metric, record.get("student")),
-            record.get("max_difference"),
-            None if note else record.get("export_ms"),  # else its file was not run
-            record.get("student_ms"),
-        ]
-        rows.append(cells)
-        layers = record.get("float32_layers")
+        note = record.get("note")  # why its file was not run
+        size, apart = record.get("size_mb"), record.get("max_difference")
+        scores = [format_metric(metric, record.get(model)) for model in ("export", "student")]
+        times = [None if note else record.get("export_ms"), record.get("student_ms")]
+        rows.append([name, size, _percent(record.get("agreement")), *scores, apart, *times])
+        layers = ", ".join(record.get("float32_layers") or [])
         if layers:
-            notes.append(f"{name} keeps in float32: {', '.join(layers)}")
+            notes.append(f"{name} keeps in float32: {layers}")
         simulated = record.get("simulated")
         if simulated:
             score = format_metric(metric, simulated.get("export"))
@@ -169,25 +219,18 @@ def exports_parts(records: Mapping[str, Mapping[str, Any]]) -> list[Part]:
             notes.append(note)
         if "certificate" in record:
             certificates.append(certificate_table(record["certificate"], f"export {name}"))
-    columns = [
-        "export",
-        "MB",
-        "same answers",
-        metric,
-        f"{metric} in torch",  # of a cascade both models
-        "largest difference",
-        "ms",
-        "ms in torch",
-    ]
+    # of a cascade both models in torch
+    scores = [metric, f"{metric} in torch"]
+    columns = ["export", "MB", "same answers", *scores, "largest difference", "ms", "ms in torch"]
     return [Table("Exports", columns, rows, "\n".join(notes)), *certificates]
 
 
-def _percent(share: float | None) -> str:
+def _percent(share: Number) -> str:
     """A share in 0..1 in percent; "" where it is not known."""
     return "" if share is None else f"{share:.2%}"
 
 
-def latency_table(latencies: Mapping[str, Any]) -> Table:
+def latency_table(latencies: Json) -> Table:
     """Milliseconds, images/s and memory of student, exports and teacher on one machine.
 
     Args:
@@ -209,45 +252,43 @@ def latency_table(latencies: Mapping[str, Any]) -> Table:
 
 
 # -- how faithful the student is ---------------------------------------------------------------------------------------
-def fidelity_parts(content: Mapping[str, Any]) -> list[Part]:
+def fidelity_parts(content: Json, whose: str = "") -> Parts:
     """How faithful the student is to its teacher: numbers, classes, calibration, examples.
 
     Args:
         content: of ``fidelity.json`` (:meth:`kd.tasks.fidelity.Fidelity.result` and examples).
+        whose: before the titles, where there are several students.
     """
+    parts: Parts = []
     if content["kind"] == "numbers":
-        return [
-            part for target in content["targets"] for part in _target(target, content["pictures"])
-        ]
-    return [
-        _numbers(content, COUNTED[content["kind"]]),
-        *_class_parts(content),
-        *_calibration(content["reliability"]),
-        *_galleries(content),
-    ]
+        for target in content["targets"]:
+            parts += _target(target, content["pictures"])
+    else:
+        parts.append(_numbers(content))
+        parts += _class_parts(content)
+        parts += _calibration(content["reliability"])
+        parts += _galleries(content)
+    return [replace(part, title=whose + part.title) for part in parts]
 
 
-def _numbers(content: Mapping[str, Any], counted: str) -> Table:
+def _numbers(content: Json) -> Table:
     """Agreement, divergence (nats), outcomes and calibration errors; without a teacher, the last alone."""
     rows = []
     if "agreement" in content:
-        agreement = content["agreement"]
-        divergence = content["kl"]
-        rows.append(["the same answer", f"{agreement:.1%}"])
-        rows.append(["mean KL(teacher || student), nats", f"{divergence:.3f}"])
+        rows.append(["the same answer", f"{content['agreement']:.1%}"])
+        rows.append(["mean KL(teacher || student), nats", f"{content['kl']:.3f}"])
         for outcome, text in OUTCOMES.items():
-            share = content["outcomes"][outcome]
-            rows.append([text, f"{share:.1%}"])
+            rows.append([text, f"{content['outcomes'][outcome]:.1%}"])
     for name, error in content["ece"].items():
-        what = f"expected calibration error of the {name}"
-        rows.append([what, f"{error:.3f}"])
-    note = f"Of {content['pictures']} pictures; shares are of {counted}."
+        rows.append([f"expected calibration error of the {name}", f"{error:.3f}"])
+    of = COUNTED[content["kind"]]
+    note = f"Of {content['pictures']} pictures; shares are of {of}."
     return Table("How faithful the student is", ["", "value"], rows, note)
 
 
-def _class_parts(content: Mapping[str, Any]) -> list[Part]:
+def _class_parts(content: Json) -> Parts:
     """Each class's score and most frequent mistake, those that lost most first, and the largest confusions."""
-    per_class = content["per_class"]
+    per_class = sorted(content["per_class"], key=_gain_and_score)
     if not per_class:
         return []
     counts = {row["name"]: row["count"] for row in per_class}
@@ -257,72 +298,48 @@ def _class_parts(content: Mapping[str, Any]) -> list[Part]:
     for pair in content["confusions"]:
         true, called = pair["is"], pair["called"]
         times = pair["student"]
-        count = counts.get(true, 0)
-        share = ratio(times, count)
+        share = ratio(times, counts.get(true, 0))
         part = f"{share:.0%}"
         mistakes.setdefault(true, f"{called} {part}")
-        taught = None
-        if has_teacher:
-            taught = pair["teacher"]
+        taught = pair["teacher"] if has_teacher else None
         pairs.append([true, called, times, part, taught])
 
-    models = [model for model in MODELS if any(model in row for row in per_class)]
+    models = [model for model in MODELS if model in per_class[0]]
     rows: list[list[Cell]] = []
-    for row in sorted(per_class, key=_gain_and_score):
+    for row in per_class[:CLASSES]:
         name = row["name"]
         scores = [f"{row[model]:.1%}" for model in models]
         mistake = mistakes.get(name, "")
         rows.append([name, row["count"], *scores, mistake])
     order = "those that lost most first" if "teacher" in models else "the worst first"
     score = SCORES.get(content["score"], content["score"])
-    note = f"{len(rows)} classes occur in the pictures."
-    left_out = len(rows) - CLASSES
-    if left_out > 0:
-        note += f" {left_out} more lost less, or are better."
-    columns = ["class", COUNTED[content["kind"]], *models, "most often taken for"]
     title = f"Each class's {score}, {order}"
-    parts: list[Part] = [Table(title, columns, rows[:CLASSES], note, folded=True)]
+    note = f"{len(per_class)} classes occur in the pictures, at most {CLASSES} are shown."
+    columns = ["class", COUNTED[content["kind"]], *models, "most often taken for"]
+    parts: Parts = [Table(title, columns, rows, note, folded=True)]
     if pairs:
         names = ["is", "called", "times", "of the class", "by the teacher"]
         parts.append(Table("Most frequent confusions", names, pairs[:PAIRS], folded=True))
     return parts
 
 
-def _gain_and_score(row: Mapping[str, Any]) -> tuple[float, float]:
+def _gain_and_score(row: Json) -> tuple[float, float]:
     """What a class has gained over the teacher, then its score: the order of the rows, the largest loss first."""
     return row["student"] - row.get("teacher", 0.0), row["student"]
 
 
-def lost_line(content: Mapping[str, Any]) -> str:
-    """The classes that lost most against the teacher, as a sentence; "" where none did."""
-    named = []
-    for row in sorted(content.get("per_class", []), key=_gain_and_score):
-        name = row["name"]
-        student = row["student"]
-        teacher = row.get("teacher", 0)
-        if teacher > student:
-            named.append(f"{name} {teacher:.0%} -> {student:.0%}")
-    if not named:
-        return ""
-    worst = ", ".join(named[:5])
-    score = content["score"]
-    return f"classes that lost most ({score}): {worst}"
-
-
-def _target(target: Mapping[str, Any], pictures: int) -> list[Part]:
+def _target(target: Json, pictures: int) -> Parts:
     """Of one number: how close the models are to the targets and to each other, and where on the scale."""
     name = target["name"]
-    rows = [
-        [f"mean absolute error of the {model}", short(value)]
-        for model, value in target["mae"].items()
-    ]
+    rows = []
+    for model, value in target["mae"].items():
+        rows.append([f"mean absolute error of the {model}", short(value)])
     if "correlation" in target:
-        rows.append(
-            ["mean absolute difference of student and teacher", short(target["difference"])]
-        )
+        gap = short(target["difference"])
+        rows.append(["mean absolute difference of student and teacher", gap])
         rows.append(["their correlation", f"{target['correlation']:.3f}"])
     note = f"Of {pictures} pictures, in the units of the targets."
-    parts: list[Part] = [Table(f"{name}: student and teacher", ["", "value"], rows, note)]
+    parts: Parts = [Table(f"{name}: student and teacher", ["", "value"], rows, note)]
     deciles = target["deciles"]
     if deciles:
         series = {m: [tenth[m] for tenth in deciles] for m in MODELS if m in target["mae"]}
@@ -332,95 +349,73 @@ def _target(target: Mapping[str, Any], pictures: int) -> list[Part]:
     return parts
 
 
-def _calibration(curves: Mapping[str, Sequence[tuple[float, float, int]]]) -> list[Part]:
+def _calibration(curves: Mapping[str, Sequence[tuple[float, float, int]]]) -> Parts:
     """Share right by confidence, at the middle of each bin; a calibrated model is on the diagonal. [] without curves."""
-    middles = [round((i + 0.5) / BINS, 2) for i in range(BINS)]
-    series: dict[str, list[float | None]] = {}
-    for model, points in curves.items():
-        shares: list[float | None] = [None] * BINS
-        for confidence, right, _count in points:
-            shares[min(BINS - 1, int(confidence * BINS))] = round(right, 4)
-        series[model] = shares
-    if not series:
+    if not curves:
         return []
-    return [
-        Chart(
-            "Share right by confidence",
-            middles,
-            "confidence",
-            {"as sure as right": middles, **series},
-        )
-    ]
+    middles = [round((i + 0.5) / BINS, 2) for i in range(BINS)]
+    series: dict[str, list[Number]] = {"as sure as right": [*middles]}
+    for model, points in curves.items():
+        shares: list[Number] = [None] * BINS
+        for confidence, right, _count in points:
+            place = min(BINS - 1, int(confidence * BINS))
+            shares[place] = round(right, 4)
+        series[model] = shares
+    return [Chart("Share right by confidence", middles, "confidence", series)]
 
 
-def _galleries(content: Mapping[str, Any]) -> list[Part]:
-    """Example pictures for each kind of outcome; colours and pictures that are none are left out."""
-    legend = [
-        (name, colour)
-        for name, colour in content.get("colours", {}).items()
-        if re.fullmatch("#[0-9a-f]{6}", colour)
-    ]
-    galleries: list[Part] = []
+def _galleries(content: Json) -> Parts:
+    """Example pictures for each kind of outcome; pictures that are none are left out."""
+    colours = content.get("colours", {})
+    legend = [(name, colours[name]) for name in colours if re.fullmatch(COLOUR, colours[name])]
+    galleries: Parts = []
     for kind, examples in content.get("examples", {}).items():
-        alone = kind == "both_wrong" and "agreement" not in content
         items = []
         for example in examples:
-            if not example["image"].startswith(JPEG):
-                continue
-            lines = []
-            if "truth" in example:
-                lines.append(("is", ", ".join(example["truth"]) or "none"))
+            said = {"is": example.get("truth")}
             for model in MODELS:
-                answers = [f"{name} {share:.0%}" for name, share in example.get(model, [])]
                 if model in example:
-                    lines.append((model, ", ".join(answers)))
-            if "panels" in example:
-                lines.append(("from left", ", ".join(example["panels"])))
-            items.append(Picture(example["image"], example["name"], lines, "panels" in example))
+                    said[model] = [f"{name} {share:.0%}" for name, share in example[model]]
+            said["from left"] = example.get("panels")
+            known = {name: words for name, words in said.items() if words is not None}
+            lines = [(name, ", ".join(words) or "none") for name, words in known.items()]
+            if example["image"].startswith(JPEG):
+                wide = "panels" in example
+                items.append(Picture(example["image"], example["name"], lines, wide))
+        alone = kind == "both_wrong" and "agreement" not in content
         if items:
             galleries.append(Gallery(TITLES["alone" if alone else kind], items, legend))
     return galleries
 
 
 # -- the cascade, disputed labels, what a backbone pays ----------------------------------------------------------------
-def cascade_parts(found: Mapping[str, Any]) -> list[Part]:
+def cascade_parts(found: Json) -> Parts:
     """A cascade's curve, and its threshold with what is guaranteed.
 
     Args:
         found: of :func:`kd.run.cascade.cascade_of`, the content of ``cascade.json``.
     """
-    curve = found["curve"]
-    teacher_ms = found["teacher_ms"]
-    columns = ["teacher answers", "accuracy"]
+    curve, teacher_ms = found["curve"], found["teacher_ms"]
     rows = [[f"{point['share']:.1%}", f"{point['accuracy']:.1%}"] for point in curve]
-    alone = f"the teacher alone: {found['teacher']:.1%}"
-    x_name = "% of the pictures that the teacher answers"
+    columns, x_name = ["teacher answers", "accuracy"], "% of the pictures that the teacher answers"
     x = [round(100 * point["share"], 2) for point in curve]
+    alone = f"the teacher alone: {found['teacher']:.1%}"
     if teacher_ms is not None:  # None: it is stored answers
         columns += ["ms a picture", "of the teacher's ms"]
         for row, point in zip(rows, curve, strict=True):
-            of_teacher = ratio(point["ms"], teacher_ms)
-            row += [f"{point['ms']:.2f}", f"{of_teacher:.0%}"]
+            row += [f"{point['ms']:.2f}", f"{ratio(point['ms'], teacher_ms):.0%}"]
         alone += f" in {teacher_ms:.1f} ms"
-        x_name = "ms a picture"
-        x = [round(point["ms"], 2) for point in curve]
+        x_name, x = "ms a picture", [round(point["ms"], 2) for point in curve]
     title = "The student where it is sure, else the teacher"
     accuracies = [round(100 * point["accuracy"], 2) for point in curve]
-    chart = Chart(
-        title,
-        x,
-        x_name,
-        {"accuracy, %": accuracies},
-    )
-    words = sentences("Its threshold", [alone, *_threshold(found)])
     return [
-        chart,
+        Chart(title, x, x_name, {"accuracy, %": accuracies}),
         Table(f"{title} ({found['pictures']:,} pictures)", columns, rows),
-        words,
+        sentences("Its threshold", [alone, *_threshold(found)]),
     ]
 
 
-def _threshold(found: Mapping[str, Any]) -> list[str]:
+def _threshold(found: Json) -> list[str]:
     """The threshold that was chosen for the goal, and what it gives on other pictures, in words."""
     goal = found["goal"]
     certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
@@ -444,39 +439,31 @@ def _threshold(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def disputed_parts(found: Mapping[str, Any], images: Sequence[str]) -> list[Part]:
+def disputed_parts(found: Json, images: Sequence[str] = ()) -> Parts:
     """The labels that a teacher disputes, the least likely first, and the first of them as pictures.
 
     Args:
         found: of :meth:`kd.run.disputes.Disputes.found`.
         images: of the first rows (:data:`kd.report.tables.JPEG`).
     """
-    share = found["disputed"] / found["pictures"]
+    count, pictures = found["disputed"], found["pictures"]
     note = (
-        f"{found['disputed']:,} of {found['pictures']:,} labels of {found['split']} ({share:.1%}) are disputed: a fit of "
+        f"{count:,} of {pictures:,} labels of {found['split']} ({count / pictures:.1%}) are disputed: a fit of "
         f"the {found['judge']}'s features to the other pictures names another class"
     )
     rows = []
     items = []
-    shown = max(10, len(images))
-    for number, row in enumerate(found["labels"][:shown]):
-        picture = row["picture"]
+    for row, image in zip_longest(found["labels"][:DISPUTED], images):
         label = f"{row['label']} ({row['p_label']:.0%})"
         suggested = f"{row['suggested']} ({row['p_suggested']:.0%})"
-        rows.append([picture, label, suggested])
-        if number >= len(images):
-            continue
-        lines = [("label", label), ("rather", suggested)]
-        for model in MODELS:
-            if model in row:
-                lines.append((f"the {model}", str(row[model])))
-        item = Picture(images[number], picture, lines)
-        items.append(item)
-    parts: list[Part] = [Table("Disputed labels", ["picture", "its label", "rather"], rows, note)]
-    if items:
-        more = "All are in disputed_labels.csv. A dispute is not yet an error: look."
-        parts.append(Gallery("Labels to look at", items, note=more))
-    return parts
+        rows.append([row["picture"], label, suggested])
+        answers = [(f"the {model}", str(row[model])) for model in MODELS if model in row]
+        lines = [("label", label), ("rather", suggested), *answers]
+        if image is not None:
+            items.append(Picture(image, row["picture"], lines))
+    table = Table("Disputed labels", ["picture", "its label", "rather"], rows, note, folded=True)
+    more = "All are in disputed_labels.csv. A dispute is not yet an error: look."
+    return [table, *([Gallery("Labels to look at", items, note=more)] if items else [])]
 
 
 def with_interval(points: float, low: float, high: float, unit: str = "points") -> str:
@@ -488,12 +475,13 @@ def with_interval(points: float, low: float, high: float, unit: str = "points") 
     return f"{points:+.1f} {unit} ({low:.1f} to {high:.1f})"
 
 
-def labels_alone_table(found: Mapping[str, Any]) -> Table:
+def labels_alone_table(found: Json) -> Table:
     """What a teacher's answers have added, in words; the first line is the page's.
 
     Args:
         found: ``gain`` (:func:`kd.proof.certificate.gain_interval`), ``measure``, ``pictures``; ``metric`` of the students
-            by labels alone, by learning rate in ``rates``.
+            by labels alone, by learning rate in ``rates``; ``of_start``: both students are exported as they were before
+            their first step, so that nothing is compared.
     """
     unit = "points"
     if found["measure"] == "mean absolute error":
@@ -504,11 +492,11 @@ def labels_alone_table(found: Mapping[str, Any]) -> Table:
     line = f"{with_interval(points, low, high, unit)} over labels alone"
     if low <= 0 <= high:
         line = f"{line}: not shown"
+    if found.get("of_start"):
+        line = "not compared with labels alone: neither training made the start better, which both export"
     metric = found["metric"]
-    scores = [
-        f"{format_metric(metric, score)} at optim.lr={rate}"
-        for rate, score in found["rates"].items()
-    ]
+    rates = found["rates"].items()
+    scores = [f"{format_metric(metric, score)} at optim.lr={rate}" for rate, score in rates]
     how = (
         f"by labels alone the same student, from the same start and for as many epochs, has {metric} "
         f"{', '.join(scores)}; the better one is compared"
@@ -517,7 +505,7 @@ def labels_alone_table(found: Mapping[str, Any]) -> Table:
     return sentences("Did the teacher help?", [line, how, pictures])
 
 
-def gain_line(gain: Mapping[str, Any]) -> str:
+def gain_line(gain: Json) -> str:
     """One sentence: whether a distilled backbone pays, and by how much.
 
     Args:
@@ -538,22 +526,20 @@ def gain_line(gain: Mapping[str, Any]) -> str:
     return f"not shown: {size} against {other}"
 
 
-def pays_parts(probe: Mapping[str, Any]) -> list[Part]:
+def pays_parts(probe: Json) -> Parts:
     """The accuracies of each start of a backbone, and whether the distilled one pays.
 
     Args:
-        probe: of :func:`kd.run.pays.measure_pays`: ``metrics``, names; ``starts``, by start and metric a value in [0, 1]
-            for each seed; ``gains``, ``how`` and ``notes``.
+        probe: of :func:`kd.run.pays.measure_pays`: ``starts``, by start an accuracy in [0, 1] for each seed; ``gains``,
+            ``how`` and ``notes``.
     """
     rows = []
-    for metric in probe["metrics"]:
-        for name, by_metric in probe["starts"].items():
-            values = by_metric[metric]
-            each = ", ".join(f"{100 * value:.1f}" for value in values)
-            mean = f"{fmean(values):.1%}"
-            rows.append([metric, name, mean, each])
+    for name, values in probe["starts"].items():
+        each = ", ".join(f"{100 * value:.1f}" for value in values)
+        mean = f"{fmean(values):.1%}"
+        rows.append([name, mean, each])
     lines = [gain_line(gain) for gain in probe["gains"]]
     lines.append(probe["how"])
     lines += probe["notes"]
-    columns = ["", "backbone", "mean", "each seed"]
+    columns = ["backbone", "mean accuracy", "each seed"]
     return [Table("Does it pay?", columns, rows, ". ".join(lines))]

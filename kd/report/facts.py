@@ -3,19 +3,21 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from kd.report.metric import less_is_better
-from kd.report.ratio import ratio
-from kd.report.records import RunRecords
-from kd.report.step_facts import StepFacts, Swing
+from kd.report.ratio import Number, ratio
+from kd.report.records import RunRecords, percentile
+from kd.report.step_facts import COMPUTING, StepFacts, Swing, phase_share
+from kd.storage.elsewhere import Json
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
 STUDENT_PHASES = ("student", "forward", "loss", "backward", "optimizer")
 """Phases of the student's own training."""
 DATA_WAIT_AT = 0.1  # of the step waits for its batch
 SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
-SUMMED = ("makers", "batches", "busy_s", "mb")  # of a data machine, over all training processes
+MUCH_OF_A_STEP = 0.25
+FEWEST_SWINGING = 20
+SUMMED = ("batches", "busy_s", "mb")  # of a data machine, over all training processes
 BUSY = 0.7  # makers that work for less of the time are held up by something else
 
 
@@ -23,55 +25,29 @@ BUSY = 0.7  # makers that work for less of the time are held up by something els
 class TierFacts:
     """The tier over a run, of all training processes together."""
 
-    machines: dict[str, dict[str, Any]]
-    """By node: ``name``, ``cores`` and ``gone`` at the end, ``makers`` of all training processes, and since the first
-    reading ``batches``, ``busy_s`` (seconds that makers worked, added up) and ``mb`` (sent)."""
+    machines: int
+    """Machines that were there at the end."""
+    cores: int
+    """Of these."""
+    makers: int
+    """Processes on these that were ready to make batches, for all training processes."""
+    batches: int
+    """Made between the first reading and the last, also by machines that have gone."""
+    busy_s: float
+    """Seconds that makers worked, added up."""
+    mb: float
+    """MB that were sent."""
     seconds: float
     """Between the first reading and the last, of the training process that was read longest."""
-    ready: float
-    """Batches that waited to be used, on average, of a training process."""
     may_ask: int
     """Batches that a training process, the first of these, may have requested and not used, at the end."""
     ranks: int
     """Training processes with two readings or more."""
-    made_again: int
-    """Batches made again because their maker or its machine had ended."""
-    made_twice: int
-    """Batches that a second machine made too because the first was late."""
-
-    @property
-    def makers(self) -> int:
-        """Makers that were ready to work at the end of the records."""
-        return sum(machine["makers"] for machine in self.present)
-
-    @property
-    def present(self) -> list[dict[str, Any]]:
-        """The machines that were in the tier at the end of the records."""
-        return [machine for machine in self.machines.values() if not machine["gone"]]
-
-    @property
-    def cores(self) -> int:
-        """Cores of the machines that were there at the end."""
-        return sum(machine["cores"] for machine in self.present)
-
-    @property
-    def queue_is_short(self) -> bool:
-        """A training process may request fewer batches than it has makers."""
-        return self.may_ask < ratio(self.makers, self.ranks)
-
-    def total(self, what: str) -> float:
-        """The sum over all machines, also those that have gone, of ``batches``, ``busy_s`` or ``mb``."""
-        return sum(machine[what] for machine in self.machines.values())
-
-    @property
-    def batch_s(self) -> float:
-        """Seconds that a maker takes for a batch; 0 without any."""
-        return ratio(self.total("busy_s"), self.total("batches"))
 
     @property
     def busy(self) -> float:
         """Share of the time that the makers worked, in 0..1."""
-        return min(1.0, ratio(self.total("busy_s"), self.makers * self.seconds))
+        return min(1.0, ratio(self.busy_s, self.makers * self.seconds))
 
 
 class Facts(StepFacts):
@@ -96,26 +72,22 @@ class Facts(StepFacts):
         """
         trainer = self.run.config.get("trainer") or {}
         max_epochs = self.header.get("max_epochs", trainer.get("max_epochs"))
-        limits = []
-        if max_epochs is not None:
-            limits.append(max_epochs)
-        max_steps = self.header.get("max_steps") or -1
-        if max_steps > 0:
-            batches_a_step = self.header.get("accumulate", 1)
-            epochs_a_step = ratio(batches_a_step, self.batches_per_epoch)
-            limits.append(max_steps * epochs_a_step)
+        max_steps = self.header.get("max_steps")
+        batches_a_step = self.header.get("accumulate", 1)
+        epochs_a_step = ratio(batches_a_step, self.batches_per_epoch)
+        limits = [max_epochs or 0, (max_steps or 0) * epochs_a_step]
         positive = [limit for limit in limits if limit > 0]
         return min(positive, default=math.inf)
 
     @cached_property
-    def epochs_done(self) -> float | None:
+    def epochs_done(self) -> Number:
         """Epochs that the run has trained so far, with the part of one that is not finished; None: nothing is known."""
         if self.steps and math.isfinite(self.batches_per_epoch):
             return ratio(self.steps[-1]["step"] + 1, self.batches_per_epoch)
         return self.run.summary.get("epochs")
 
     @cached_property
-    def startup(self) -> dict[str, Any]:
+    def startup(self) -> Json:
         """The newest start: ``s``, seconds until the first step was done (0: not recorded), and ``parts``, those by name."""
         return self.run.event("startup") or {"s": 0.0, "parts": {}}
 
@@ -125,64 +97,61 @@ class Facts(StepFacts):
         return float(self.startup["s"])
 
     @cached_property
-    def wall_s(self) -> float | None:
+    def wall_s(self) -> Number:
         """Seconds from the process's start to its newest record: the clock that start-up is measured by.
 
         None where the records or the start-up are missing.
         """
         header_t = self.header.get("t")
-        startup_s = self.startup_s
-        if header_t is None or not startup_s:
+        if header_t is None or not self.startup_s:
             return None
-        newest_t = self.total.get("t", header_t)
+        newest_t: float = self.total.get("t") or header_t
         if self.steps:
-            newest_t = max(self.steps[-1]["t"], newest_t)
+            newest_t = max(newest_t, self.steps[-1]["t"])
         # The header is written before the first step, whose seconds are part of the start-up.
         first_step_s = self.startup["parts"].get("first step", 0.0)
-        return startup_s + max(0.0, newest_t - header_t - first_step_s)
+        return self.startup_s + max(0.0, newest_t - header_t - first_step_s)
 
     @cached_property
-    def epoch_s(self) -> float | None:
+    def epoch_s(self) -> Number:
         """Seconds an epoch with its validation, from the mean step and the epoch's length; None where one is not known."""
-        validation_ms = self.phases.get("validation", 0.0)
-        batch_ms = self.step_ms + validation_ms
-        batches = self.batches_per_epoch
-        if not batch_ms or not math.isfinite(batches):
+        batch_ms = self.step_ms + self.phases.get("validation", 0.0)
+        if not batch_ms or not math.isfinite(self.batches_per_epoch):
             return None
-        return batch_ms * batches / 1000
+        return batch_ms * self.batches_per_epoch / 1000
 
     @cached_property
-    def planned_s(self) -> float | None:
+    def planned_s(self) -> Number:
         """Seconds of the whole run from the process's start: so far, or as planned where it still trains; None: unknown."""
-        if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
+        if self.left_s is None or self.epoch_s is None:
             return self.wall_s
         return max(self.wall_s or 0.0, self.startup_s + self.epoch_s * self.epochs)
 
     @cached_property
-    def left_s(self) -> float | None:
+    def left_s(self) -> Number:
         """Seconds until the end of a run that trains; None for a finished run, without a limit or steps, or where an epoch's
         length is not known.
         """
-        if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
+        if self.has_ended or self.epoch_s is None or not math.isfinite(self.epochs):
             return None
         return max(0.0, self.epoch_s * (self.epochs - (self.epochs_done or 0.0)))
 
     @cached_property
-    def images_per_s(self) -> float | None:
+    def has_ended(self) -> bool:
+        """Whether the run has a status; one that trains or was killed has none."""
+        return "status" in self.run.summary
+
+    @cached_property
+    def images_per_s(self) -> Number:
         """Pictures a second of all processes, from the mean step without validation; None without steps or batch size."""
-        if not self.header or not self.step_ms:
-            return None
-        batch_size = self.header.get("batch_size", 0)
-        processes = self.header.get("world_size", 1)
-        pictures = batch_size * processes
+        pictures = self.header.get("batch_size", 0) * self.header.get("world_size", 1)
         return ratio(1000 * pictures, self.step_ms) or None
 
     @cached_property
-    def price(self) -> float | None:
+    def price(self) -> Number:
         """Price of an hour of the whole job, as the run had it from a number or a table; None: not given."""
-        return self.header.get(
-            "price_per_hour", (self.run.config.get("monitor") or {}).get("price_per_hour")
-        )
+        monitor = self.run.config.get("monitor") or {}
+        return self.header.get("price_per_hour", monitor.get("price_per_hour"))
 
     @cached_property
     def devices(self) -> int:
@@ -190,22 +159,21 @@ class Facts(StepFacts):
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property
-    def length(self) -> float | None:
+    def length(self) -> Number:
         """Epochs of the whole run: as many as it had, or is to have where it still trains; of a run without a limit those so
         far; None: nothing is known.
         """
-        has_ended = "status" in self.run.summary
-        if has_ended or not math.isfinite(self.epochs):
+        if self.has_ended or not math.isfinite(self.epochs):
             return self.epochs_done
         return self.epochs
 
     @cached_property
-    def hours(self) -> float | None:
-        """Hours of the run so far, by its clock or by :attr:`recorded_s`, if that is more; None where nothing is known."""
-        wall = (
-            self.run.summary.get("wall_s") or self.wall_s or 0.0
-        )  # the first: from the start of its fit
-        return max(wall, self.recorded_s) / 3600 or None
+    def hours(self) -> Number:
+        """Hours of the run, as its own closing table has them; without one so far, by its clock or by :attr:`recorded_s`,
+        if that is more; None where nothing is known.
+        """
+        of_fit = self.run.summary.get("wall_s")
+        return (of_fit or max(self.wall_s or 0.0, self.recorded_s)) / 3600 or None
 
     @cached_property
     def recorded_s(self) -> float:
@@ -214,18 +182,14 @@ class Facts(StepFacts):
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
     @cached_property
-    def _teacher(self) -> dict[str, Any]:
+    def _teacher(self) -> Json:
         return (self.run.config.get("model") or {}).get("teacher") or {}
 
     @cached_property
     def cached(self) -> bool:
         """Whether the run has a cache of the teacher's answers: as measured (``auto``), else as set."""
-        setting = self._teacher.get("cache") in (
-            True,
-            "on",
-            "only",
-        )  # YAML 1.1 reads a bare on as a truth value
-        return self.header.get("cached", setting)
+        # YAML 1.1 reads a bare on as a truth value
+        return self.header.get("cached", self._teacher.get("cache") in (True, "on", "only"))
 
     @cached_property
     def has_pixels(self) -> bool:
@@ -247,13 +211,11 @@ class Facts(StepFacts):
             return 1.0
         cache = self.run.summary.get("cache") or {}
         by_teacher = [cache] if "answers_read" in cache else list(cache.values())
-        read = sum(counts["answers_read"] for counts in by_teacher)
         computed = sum(counts["answers_computed"] for counts in by_teacher)
-        answers = read + computed
+        answers = computed + sum(counts["answers_read"] for counts in by_teacher)
         if answers:
             return ratio(computed, answers)
-        epochs = self.epochs_done or self.epochs
-        return min(1.0, ratio(self.views, epochs))
+        return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
 
     @cached_property
     def has_teacher(self) -> bool:
@@ -261,7 +223,7 @@ class Facts(StepFacts):
         return bool(self._teacher) or "teacher" in self.phases
 
     @cached_property
-    def teacher_ms(self) -> float | None:
+    def teacher_ms(self) -> Number:
         """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
         if not self.computed_share:
             return None
@@ -276,12 +238,10 @@ class Facts(StepFacts):
         epochs = self.epochs_done or self.epochs
         if not self.cached or not math.isfinite(epochs):
             return 0.0
-        views = min(self.views, epochs)
-        computed = self.computed_share * epochs
-        return max(0.0, views - computed)
+        return max(0.0, min(self.views, epochs) - self.computed_share * epochs)
 
     @cached_property
-    def cache_bytes(self) -> float | None:
+    def cache_bytes(self) -> Number:
         """Bytes of a full cache, with the answers in half precision; None before the run's end.
 
         Of each view of each picture: 8 bytes for a checksum and the largest logit; 2 for each class, or 4 for each of
@@ -292,51 +252,44 @@ class Facts(StepFacts):
             return None
         largest = self._teacher.get("cache_topk")
         logits_bytes = 4 * largest if largest else 2 * data["classes"]
-        feature_bytes = self.header.get("feature_bytes", 0)
-        answer_bytes = 8 + logits_bytes + feature_bytes
-        views = min(self.views, self.epochs)
-        return data["train"] * views * answer_bytes
+        answer_bytes = 8 + logits_bytes + self.header.get("feature_bytes", 0)
+        return data["train"] * min(self.views, self.epochs) * answer_bytes
 
     @cached_property
     def swing(self) -> Swing | None:
-        """The phase that varies most, where p95 over p50, or p50 over p5, is at least :data:`SWINGS`.
+        """The computing phase that varies most, of those that take :data:`MUCH_OF_A_STEP`, where p95 over p50, or p50 over
+        p5, is at least :data:`SWINGS`; None of fewer than :data:`FEWEST_SWINGING` usual steps.
 
         A cached teacher's phase is left out: some steps compute answers and others read them.
         """
+        if len(self.usual_steps) < FEWEST_SWINGING:
+            return None
         swings = []
-        for name, times in self.swings.items():
-            if not (name == "teacher" and self.cached):
-                swings.append(Swing(name, *times))
+        for name in COMPUTING:
+            varies_anyway = name == "teacher" and self.cached
+            if phase_share(self.phases, name) >= MUCH_OF_A_STEP and not varies_anyway:
+                times = [step["p"].get(name, 0.0) for step in self.usual_steps]
+                swings.append(Swing(name, *(percentile(times, q) for q in (5, 50, 95))))
         if not swings:
             return None
         widest = max(swings, key=lambda swing: swing.high - swing.low)
-        middle = max(widest.middle, 1e-6)
-        low = max(widest.low, 1e-6)
-        above = ratio(widest.high, middle)
-        below = ratio(widest.middle, low)
-        if max(above, below) < SWINGS:
-            return None
-        return widest
+        above = ratio(widest.high, max(widest.middle, 1e-6))
+        below = ratio(widest.middle, max(widest.low, 1e-6))
+        return widest if max(above, below) >= SWINGS else None
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
-    def best_val(self) -> float | None:
+    def best_val(self) -> Number:
         """The task's main metric of the student that is exported; while the run trains, its best value so far.
 
         None where it was not validated.
         """
         metric = self.run.primary
         exported = self.run.student.get("best_val") or {}
-        has_ended = "status" in self.run.summary
-        if has_ended and metric in exported:
+        if self.has_ended and metric in exported:
             return exported[metric]
+        best = min if less_is_better(metric) else max
         column = f"val/{metric}"
-        values = []
-        for row in self.run.metrics:
-            if column in row:
-                values.append(row[column])
-        if less_is_better(metric):
-            return min(values, default=None)
-        return max(values, default=None)
+        return best((row[column] for row in self.run.metrics if column in row), default=None)
 
     def exports_its_start(self) -> bool:
         """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's
@@ -356,29 +309,18 @@ def tier_of(run: RunRecords) -> TierFacts | None:
     if not by_rank:
         return None
 
-    # Of each machine what it has made between the first reading and the last, for all ranks together.
-    machines: dict[str, dict[str, Any]] = {}
-    for readings in by_rank:
-        counts_before = {machine["node"]: machine for machine in readings[0]["machines"]}
-        for machine in readings[-1]["machines"]:
-            node = machine["node"]
-            before = {**counts_before.get(node, {}), "makers": 0}
-            sums = machines.setdefault(node, {**machine, **dict.fromkeys(SUMMED, 0)})
-            for name in SUMMED:
-                sums[name] += machine[name] - before.get(name, 0)
-
-    ready = []
-    seconds = []
-    for readings in by_rank:
-        ready += [reading["ready"] for reading in readings]
-        seconds.append(readings[-1]["t"] - readings[0]["t"])
-    newest = [readings[-1] for readings in by_rank]
+    here = {one["node"]: one for one in by_rank[0][-1]["machines"] if not one["gone"]}
+    sums: Json = dict.fromkeys([*SUMMED, "makers"], 0)
+    for first, *_, last in by_rank:
+        for name in SUMMED:
+            sums[name] += sum(machine[name] for machine in last["machines"])
+            sums[name] -= sum(machine[name] for machine in first["machines"])
+        sums["makers"] += sum(one["makers"] for one in last["machines"] if one["node"] in here)
     return TierFacts(
-        machines=machines,
-        seconds=max(seconds),
-        ready=ratio(sum(ready), len(ready)),
-        may_ask=newest[0]["may_ask"],
+        machines=len(here),
+        cores=sum(machine["cores"] for machine in here.values()),
+        **sums,
+        seconds=max(readings[-1]["t"] - readings[0]["t"] for readings in by_rank),
+        may_ask=by_rank[0][-1]["may_ask"],
         ranks=len(by_rank),
-        made_again=sum(reading["made_again"] for reading in newest),
-        made_twice=sum(reading["made_twice"] for reading in newest),
     )

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from kd.report.charts import Section
 from kd.report.comparison import comparison, label
@@ -16,6 +15,7 @@ from kd.report.records import read_run
 from kd.report.rules import Explained, attempt
 from kd.report.sections import report, status
 from kd.report.tables import Part
+from kd.storage.elsewhere import Json
 from kd.storage.shown import in_html
 from kd.storage.writing import write_json, write_text
 
@@ -31,7 +31,7 @@ def write_report(explained: Explained, file: Path) -> Path:
     return write_page(file, title, report(explained), reloads=status(run) == "running")
 
 
-def write_explained(folder: Path, summary: dict[str, Any]) -> None:
+def write_explained(folder: Path, summary: Json) -> None:
     """Adds headline, verdict, findings and images a second to a run's summary; writes ``summary.json`` and ``report.html``.
 
     Called at a run's end by the process of rank 0. Errors are printed on stderr and never raised: a report that can't
@@ -91,7 +91,7 @@ def _drawn(section: Section | Part) -> Section:
     return section if isinstance(section, dict) else asdict(section)
 
 
-def page(content: dict[str, Any]) -> str:
+def page(content: Json) -> str:
     """One HTML page that needs no network: ``page.html`` with ``content`` as JSON in it.
 
     Args:

@@ -6,66 +6,62 @@ of the start do not count. Evidence are the values that the rule's text names (:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
 
 from kd.proof.luck import is_clearly_more, shows_a_bad_teacher
-from kd.report.metric import format_metric, less_is_better
-from kd.report.ratio import ratio, share
+from kd.report.metric import counted, format_metric, less_is_better
+from kd.report.ratio import Number, ratio, share
 from kd.report.records import percentile
-from kd.report.step_facts import Swing, hot_cores_text, mean, slow_rank
+from kd.report.step_facts import mean
+from kd.storage.elsewhere import Json
 
-Evidence = dict[str, Any] | None
+Evidence = Json | None
+Series = Sequence[float]
+ByLayer = Mapping[str, float]
 A_PROGRAM = 0.3
 """Cores that other programs use, from which on they are named as the reason."""
+
+
+def fires(condition: object, **evidence: object) -> Evidence:
+    """The evidence where the condition holds."""
+    return evidence if condition else None
 
 
 def often(hits: Sequence[bool], at: float, **evidence: object) -> Evidence:
     """More than a share ``at`` of the samples are hits: ``part``, and what else is given. Not of no samples."""
     part = mean(hits)
-    return {"part": part, **evidence} if part > at else None
+    return fires(part > at, part=part, **evidence)
 
 
 # -- the machine and the steps -----------------------------------------------------------------------------------------
 def full_while_idle(
-    busy: Sequence[float], gpu: Sequence[float], high: float, low: float, share: float, skip: int
+    busy: Series, gpu: Series, high: float, low: float, share: float, skip: int
 ) -> Evidence:
     """CPUs, or the wait for a disk, above ``high`` % while GPUs are below ``low`` %."""
     bound = [a > high and b < low for a, b in zip(busy, gpu, strict=False)]
     return often(bound[skip:], share)
 
 
-def low_use(gpu: Sequence[float], low: float, floor: float, window: int, skip: int) -> Evidence:
+def low_use(gpu: Series, low: float, floor: float, window: int, skip: int) -> Evidence:
     """In the newest ``window`` samples p95 is below ``low``, or p5 is below ``floor``."""
     recent = gpu[skip:][-window:]
     p5, p95 = percentile(recent, 5), percentile(recent, 95)
     if p95 < low:
         return {"p95": p95}
     text = "GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
-    return {"p5": p5, "p95": p95, "text": text} if p5 < floor else None
+    return fires(p5 < floor, p5=p5, p95=p95, text=text)
 
 
-def room_left(
-    cpu: Sequence[float],
-    gpu: Sequence[float],
-    memory: Sequence[float],
-    low: float,
-    window: int,
-    skip: int,
-) -> Evidence:
+def room_left(*use: Series, low: float, window: int, skip: int) -> Evidence:
     """p95 of CPU, GPU and GPU memory are all below ``low``."""
-    p95 = {}
-    for name, values in {"cpu": cpu, "gpu": gpu, "memory": memory}.items():
-        p95[name] = percentile(values[skip:][-window:], 95)
-    if not all(value < low for value in p95.values()):
-        return None
-    return p95
+    cpu, gpu, memory = (percentile(values[skip:][-window:], 95) for values in use)
+    return fires(cpu < low and gpu < low and memory < low, cpu=cpu, gpu=gpu, memory=memory)
 
 
 def growth(
-    values: Sequence[float], increase: float, skip: int, window: int = 0, least_mb: float = 0.0
+    values: Series, increase: float, skip: int, window: int = 0, least_mb: float = 0.0
 ) -> Evidence:
     """Steady growth over the newest ``window`` samples, without a window after the first third of the run.
 
@@ -98,7 +94,7 @@ def growth(
     return None
 
 
-def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> Evidence:
+def unbalanced(gpus: Sequence[Series], imbalance: float, skip: int) -> Evidence:
     """Mean utilisation of the idlest GPU is a share ``imbalance`` below the busiest one's."""
     means = {}
     for number, values in enumerate(gpus):
@@ -113,31 +109,15 @@ def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> 
     return {"busy": busy, "most": means[busy], "idle": idle, "least": means[idle]}
 
 
-def late_rank(compute_ms: Mapping[int, float], late: float) -> Evidence:
-    """One rank computes ``late`` times as long as the median of the others."""
-    slowest = slow_rank(compute_ms, late)
-    return dict(zip(("rank", "extra"), slowest, strict=True)) if slowest else None
-
-
-def outliers(step_ms: Sequence[float], sigma: float, ignore: int) -> Evidence:
+def outliers(step_ms: Series, sigma: float, ignore: int) -> Evidence:
     """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean."""
     if len(step_ms) < 2:
         return None
     mean_ms = mean(step_ms)
-    squares = [(ms - mean_ms) ** 2 for ms in step_ms]
-    deviation = math.sqrt(mean(squares))
-    if not deviation:
-        return None
+    deviation = math.sqrt(mean([(ms - mean_ms) ** 2 for ms in step_ms]))
     limit = mean_ms + sigma * deviation
-    slow = [ms for ms in step_ms if ms > limit]
-    if len(slow) <= ignore:
-        return None
-    return {"count": len(slow), "mean": mean_ms, "most": max(slow)}
-
-
-def too_long(seconds: float, limit_s: float) -> Evidence:
-    """It takes more than ``limit_s`` seconds."""
-    return {"minutes": seconds / 60} if seconds > limit_s else None
+    count = sum(ms > limit for ms in step_ms)
+    return fires(deviation and count > ignore, count=count, mean=mean_ms, most=max(step_ms))
 
 
 def loaders(
@@ -147,54 +127,31 @@ def loaders(
     cores: int,
     processes: int = 1,
     others: float = 0.0,
+    lever: str = "",
     *,
     low: float,
 ) -> Evidence:
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
 
     One more than there are cores is usual. Where each training process has one loader process or none, its compute threads
-    do not count. ``others`` are cores that other programs use; they are not to spare.
+    do not count. ``others`` are cores that other programs use; they are not to spare. ``lever``: that of the limit, which
+    predicts.
     """
     in_all = processes * workers
     taken = processes * (workers + threads)
     if in_all > max(1, cores) or (workers > 1 and taken > cores + 1):
-        return {
-            "text": "{loaders} loader processes and {threads} compute threads on {cores} core{s}",
-            "loaders": in_all,
-            "threads": processes * threads,
-            "cores": cores,
-            "s": "s" * (cores > 1),
-        }
+        text = (
+            f"{in_all} loader processes and {processes * threads} compute threads on {cores} core"
+        )
+        return {"text": text + "s" * (cores > 1)}
     idle = round(cores - taken - others)
-    if data_share <= low or idle < 1:
-        return None
-    unused = "1 core is" if idle == 1 else f"{idle} cores are"
-    more = max(1, int(ratio(idle, processes)))
-    lever = f"data.num_workers={workers + more}"
-    return {"part": data_share, "unused": unused, "lever": lever}
-
-
-def hot_cores(
-    cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), *, busy: float
-) -> Evidence:
-    """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
-    text = hot_cores_text(cores)
-    return None if not text or (gpu and mean(gpu) >= busy) else {"words": text}
-
-
-def is_value(wanted: str) -> Callable[[str], Evidence]:
-    """A judge of a text: it is ``wanted``."""
-    return lambda value: {} if value == wanted else None
-
-
-def swings(swing: Swing | None) -> Evidence:
-    """A computing phase swings (:attr:`kd.report.step_facts.StepFacts.swing`)."""
-    return {"words": swing.text()} if swing else None
+    unused = counted(idle, "core")
+    return fires(data_share > low and idle >= 1, part=data_share, unused=unused, lever=lever)
 
 
 def delayed(
-    training: float | None,
-    loading: float | None,
+    training: Number,
+    loading: Number,
     thread: str = "",
     processes: int = 1,
     workers: int = 0,
@@ -204,19 +161,16 @@ def delayed(
 ) -> Evidence:
     """Threads of training or loading wait for a core for ``at`` of the time; what takes cores is the lever."""
     trainer = f"training ({thread})" if thread else "training"
-    waits = {trainer: training, "a loader process": loading}
-    who = [f"{name} {part:.0%}" for name, part in waits.items() if part is not None and part >= at]
-    if not who:
-        return None
-    levers = []
-    if others >= A_PROGRAM:
-        levers.append(f"end other programs (they use {others:.1f} cores)")
-    if workers:
-        levers.append(f"fewer loader processes (data.num_workers, now {workers})")
-    if processes > 1:
-        levers.append(f"fewer training processes on a machine (now {processes})")
-    lever = ", ".join(levers) or "fewer threads (OMP_NUM_THREADS)"
-    return {"words": " and ".join(who), "lever": f"{lever}, or more cores"}
+    waits = {trainer: training or 0.0, "a loader process": loading or 0.0}
+    who = [f"{name} {part:.0%}" for name, part in waits.items() if part >= at]
+    levers = {
+        f"end other programs (they use {others:.1f} cores)": others >= A_PROGRAM,
+        f"fewer loader processes (data.num_workers, now {workers})": workers,
+        f"fewer training processes on a machine (now {processes})": processes > 1,
+    }
+    lever = ", ".join(name for name, counts in levers.items() if counts)
+    lever = lever or "fewer threads (OMP_NUM_THREADS)"
+    return fires(who, words=" and ".join(who), lever=f"{lever}, or more cores")
 
 
 def throttled(reasons: Sequence[Sequence[str]], share: float) -> Evidence:
@@ -225,14 +179,8 @@ def throttled(reasons: Sequence[Sequence[str]], share: float) -> Evidence:
     return often([bool(of_sample) for of_sample in reasons], share, names=names)
 
 
-def swapped(swap_mb: Sequence[float], grown_mb: float) -> Evidence:
-    """Swap grew by ``grown_mb`` since the first sample."""
-    growth = max(swap_mb) - swap_mb[0] if swap_mb else 0.0
-    return {"growth": growth} if swap_mb and growth >= grown_mb else None
-
-
 # -- losses and metrics ------------------------------------------------------------------------------------------------
-def flat_loss(loss: Sequence[float], percent: float, least: int) -> Evidence:
+def flat_loss(loss: Series, percent: float, least: int) -> Evidence:
     """The mean of the last fifth is not ``percent`` % of the first fifth's below it; a loss that is 0 throughout is fine."""
     if len(loss) < least:
         return None
@@ -245,26 +193,23 @@ def flat_loss(loss: Sequence[float], percent: float, least: int) -> Evidence:
     return {"first": first, "last": last}
 
 
-def rising_loss(loss: Sequence[float], factor: float, first: int, newest: int) -> Evidence:
+def rising_loss(loss: Series, factor: float, first: int, newest: int) -> Evidence:
     """The median of the ``newest`` losses is ``factor`` times that of the ``first``, or NaN or infinite.
 
     A loss of cross entropy and divergence starts near its largest sensible value: a multiple of it diverges.
     """
     if len(loss) < first + newest:
         return None
-    start = percentile(loss[:first], 50)
-    now = percentile(loss[-newest:], 50)
-    times = ""
-    if math.isfinite(now):
-        if not 0 < start * factor <= now:
-            return None
-        times = f", {ratio(now, start):.0f} times as much"
-    return {"start": start, "now": now, "times": times}
+    start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
+    if not math.isfinite(now):
+        return {"start": start, "now": now, "times": ""}
+    times = f", {ratio(now, start):.0f} times as much"
+    return fires(0 < start * factor <= now, start=start, now=now, times=times)
 
 
 def overfit(
-    train_loss: Sequence[float],
-    val: Sequence[float],
+    train_loss: Series,
+    val: Series,
     metric: str = "val/acc1",
     *,
     drop: float,
@@ -285,9 +230,8 @@ def overfit(
 
 def class_imbalance(counts: Sequence[int], factor: float) -> Evidence:
     """The most frequent class has ``factor`` times the pictures of the rarest; one without any counts as one with one."""
-    if len(counts) < 2 or max(counts) < factor * max(1, min(counts)):
-        return None
-    return {"most": max(counts), "least": min(counts)}
+    most, least = max(counts, default=0), min(counts, default=0)
+    return fires(len(counts) > 1 and most >= factor * max(1, least), most=most, least=least)
 
 
 def weak_teacher(
@@ -302,17 +246,12 @@ def weak_teacher(
     if not lucky or not shows_a_bad_teacher(right, pictures, chance):
         return None
     shares = {"reached": format_metric("acc1", acc1), "guessed": format_metric("acc1", chance)}
-    return {
-        "right": right,
-        "pictures": pictures,
-        **shares,
-        **({"lever": remedy} if remedy else {}),
-    }
+    return {"right": right, "pictures": pictures, **shares, "lever": remedy}
 
 
 def ignored_teacher(
-    agreement: Sequence[float],
-    losses: Mapping[str, Sequence[float]],
+    agreement: Series,
+    losses: Mapping[str, Series],
     flat: float,
     patience: int,
     below: float,
@@ -336,107 +275,98 @@ def ignored_teacher(
     return {"agreement": last, "names": names, "falls": falls}
 
 
-def mean_outside(
-    values: Sequence[float], low: float = -math.inf, high: float = math.inf
-) -> Evidence:
-    """The mean is below ``low`` or above ``high``."""
-    level = mean(values)
-    return {"level": level} if level < low or level > high else None
+def near_uniform(entropy: Series, guesses: bool = False, *, high: float) -> Evidence:
+    """The mean of the teacher's entropy over its maximum is above ``high``; ``guesses``: it would be at any temperature."""
+    level = mean(entropy)
+    lever = "a teacher that tells the classes apart: this one guesses, at any temperature"
+    return fires(level > high, level=level, lever=lever if guesses else "")
 
 
-def dominant_term(shares: Mapping[str, float], share: float) -> Evidence:
+def dominant_term(terms: ByLayer, share: float) -> Evidence:
     """One of several weighted loss terms is more than ``share`` of their sum; features may well be 96 % of it."""
-    total = sum(shares.values())
-    if len(shares) < 2 or not total > 0:
+    total = sum(terms.values())
+    if len(terms) < 2 or not total > 0:
         return None
-    of_all = {}
-    for name, value in shares.items():
-        of_all[name] = ratio(value, total)
-    return worst_layer(of_all, share)
+    return worst_layer({name: ratio(value, total) for name, value in terms.items()}, share)
 
 
 def overtrained(
-    val: Sequence[float],
-    kl: Sequence[float] = (),
-    metric: str = "val/acc1",
-    *,
-    patience: int,
-    delta: float,
+    val: Series, kl: Series = (), metric: str = "val/acc1", *, patience: int, delta: float
 ) -> Evidence:
     """For ``patience`` epochs the metric has not risen by ``delta``, nor the divergence (nats) fallen by it."""
     if len(val) <= patience:
         return None
     highest = max(val[:-patience])
-    if max(val[-patience:]) >= highest + delta:
-        return None
+    rises = max(val[-patience:]) >= highest + delta
     no_lower = ""
     if len(kl) > patience:
         least = min(kl[:-patience])
-        recent = min(kl[-patience:])
-        if -recent >= -least + delta:
-            return None
-        no_lower = f", val/kl no lower than {least:.3f}"
+        rises = rises or -min(kl[-patience:]) >= -least + delta
+        no_lower = f", val/kl no lower than {format_metric('kl', least)}"
     best = format_metric(metric, highest)
-    return {"metric": metric, "best": best, "no_lower": no_lower}
+    return fires(not rises, metric=metric, best=best, no_lower=no_lower)
+
+
+def standard_error(metric: str, value: float, pictures: int) -> float:
+    """Of an accuracy ``p`` of so many pictures, ``sqrt(p (1 - p) / pictures)``; 0 of other metrics, or of none."""
+    of_pictures = metric.endswith("acc1") and 0 <= value <= 1
+    return math.sqrt(ratio(value * (1 - value), pictures)) if of_pictures else 0.0
 
 
 def worse_than_start(
-    start: float | None,
-    last: float | None,
+    start: Number,
+    last: Number,
     pictures: int,
     metric: str = "val/acc1",
     exported_epoch: int = 0,
-    levers: Sequence[str] = (),
+    lr: Number = None,
     *,
     drop: float,
 ) -> Evidence:
     """After the last epoch the student is worse than before the first step, by a share ``drop`` and more than an error.
 
-    The standard error of an accuracy ``p`` of so many pictures is ``sqrt(p (1 - p) / pictures)``. The exported epoch
-    counts from 1; 0 is the start.
+    The exported epoch counts from 1; 0 is the start.
     """
     if start is None or last is None or not math.isfinite(start + last):
         return None
     loss = last - start if less_is_better(metric) else start - last
-    error = 0.0
-    if metric.endswith("acc1") and pictures:
-        variance = start * (1 - start)
-        error = math.sqrt(ratio(variance, pictures))
-    enough = max(drop * abs(start), error)
-    if loss <= enough:
-        return None
-    kept = "the start itself is exported"
-    if exported_epoch:
-        kept = f"epoch {exported_epoch} is exported"
-    values = {"before": format_metric(metric, start), "now": format_metric(metric, last)}
-    lever = f"try {', '.join(levers) or 'a lower optim.lr'}"
-    return {"metric": metric, **values, "kept": kept, "lever": lever}
+    enough = max(drop * abs(start), standard_error(metric, start, pictures))
+    was = f" (it was {lr:g})" if lr else ""
+    return fires(
+        loss > enough,
+        metric=metric,
+        before=format_metric(metric, start),
+        now=format_metric(metric, last),
+        kept=f"{f'epoch {exported_epoch}' if exported_epoch else 'the start itself'} is exported",
+        lever=f"try a lower optim.lr{was}, a smaller model.task_loss_weight, the recipe's model.distill_losses",
+    )
 
 
 def under_trained(
-    val: Sequence[float],
-    agreement: Sequence[float],
+    val: Series,
+    agreement: Series,
     start: str = "",
     metric: str = "val/acc1",
+    pictures: int = 0,
+    start_value: Number = None,
     *,
     gain: float,
     part: float,
     below: float,
     least: int,
 ) -> Evidence:
-    """The metric rose by ``gain`` in the last ``part`` of the run, two epochs at least, and agreement is below ``below``.
+    """The metric rose in the last ``part`` of the run, two epochs at least, and agreement is below ``below``.
 
-    Of a run of ``least`` epochs or more; ``start`` says where the student's first weights came from.
+    By ``gain``, more than a standard error, above all that was there before, the student before its first step too. Of a
+    run of ``least`` epochs or more; ``start`` says where the student's first weights came from.
     """
     count = len(val)
     epochs = max(2, round(part * count))
-    fewest = max(least, epochs + 1)
-    if count < fewest or not agreement or agreement[-1] >= below:
+    if count < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
         return None
-    before = max(val[:-epochs])
-    since = max(val[-epochs:])
-    last = val[-1]
-    if last < before + gain:
+    before, since, last = max(val[:-epochs]), max(val[-epochs:]), val[-1]
+    enough = max(gain, standard_error(metric, before, pictures))
+    if last < max(before, start_value or before) + enough:
         return None
     rise = f"{format_metric(metric, before)} to {format_metric(metric, since)} in the last {epochs} epochs"
     rose = f"{metric} rose from {rise}, with {format_metric(metric, last)} in the last one"
@@ -449,11 +379,10 @@ def under_trained(
     return {"rose": rose, "agreement": agreement[-1], "lever": lever}
 
 
-def collapsed(rank: Sequence[float], pictures: int, below: float, least: int) -> Evidence:
+def collapsed(rank: Series, pictures: int, below: float, least: int) -> Evidence:
     """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe (Garrido 2023)."""
-    if not rank or pictures < least or rank[-1] >= below:
-        return None
-    return {"rank": rank[-1], "pictures": pictures}
+    newest = rank[-1] if rank else math.inf
+    return fires(newest < below and pictures >= least, rank=newest, pictures=pictures)
 
 
 def same_losses(
@@ -479,50 +408,34 @@ def confused(
     """More than ``share`` of a class's pictures, at least ``least``, are taken for one other class."""
     frequent = []
     for true, called, count in pairs:
-        part = ratio(count, counts.get(true, 0))
-        if counts.get(true, 0) >= least and part > share:
+        of = counts.get(true, 0)
+        part = ratio(count, of)
+        if of >= least and part > share:
             frequent.append((part, true, called, count))
     if not frequent:
         return None
     part, true, called, count = max(frequent)
-    more = ""
-    if len(frequent) > 1:
-        more = f", and {len(frequent) - 1} more pairs above {share:.0%}"
-    return {
-        "part": part,
-        "true": true,
-        "called": called,
-        "count": count,
-        "of": counts[true],
-        "more": more,
-    }
+    others = len(frequent) - 1
+    more = f", and {others} more pairs above {share:.0%}" if others else ""
+    of = counts[true]
+    return {"part": part, "true": true, "called": called, "count": count, "of": of, "more": more}
 
 
 # -- gradients, weights, activations, pictures -------------------------------------------------------------------------
-def vanishing(norms: Sequence[float], least: float, share: float) -> Evidence:
-    """The gradient's norm is below ``least`` in more than ``share`` of the readings."""
-    return often([norm < least for norm in norms], share)
-
-
-def exploding(norms: Sequence[float | None], factor: float) -> Evidence:
+def exploding(norms: Sequence[Number], factor: float) -> Evidence:
     """A gradient norm that is NaN or infinite (None), or, of five or more, ``factor`` times the median."""
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     lost = len(norms) - len(finite)
-    median = percentile(finite, 50)
     if lost:
-        text = "{lost} of {all} gradient norms are not finite"
-        return {"text": text, "lost": lost, "all": len(norms)}
-    if len(finite) >= 5 and max(finite) > factor * median > 0:
-        return {"most": max(finite), "median": median}
-    return None
+        return {"text": f"{lost} of {len(norms)} gradient norms are not finite"}
+    median = percentile(finite, 50)
+    most = max(finite, default=0.0)
+    return fires(len(finite) >= 5 and most > factor * median > 0, most=most, median=median)
 
 
-def worst_layer(by_layer: Mapping[str, float], share: float) -> Evidence:
+def worst_layer(by_layer: ByLayer, share: float) -> Evidence:
     """Layers (or terms) whose share is above ``share``: how many, and the worst with its share."""
-    above = {}
-    for layer, value in by_layer.items():
-        if value > share:
-            above[layer] = value
+    above = {layer: value for layer, value in by_layer.items() if value > share}
     if not above:
         return None
     worst = max(above, key=above.__getitem__)
@@ -530,13 +443,13 @@ def worst_layer(by_layer: Mapping[str, float], share: float) -> Evidence:
     return {"count": len(above), "s": plural, "name": worst, "value": above[worst]}
 
 
-def all_zero(zeros: Mapping[str, float], share: float) -> Evidence:
+def all_zero(zeros: ByLayer, share: float) -> Evidence:
     """Layers whose outputs are 0 for a share ``share`` or more."""
     names = [name for name, zero_share in zeros.items() if zero_share >= share]
-    return {"names": ", ".join(names[:3])} if names else None
+    return fires(names, names=", ".join(names[:3]))
 
 
-def far_apart(spread: Mapping[str, float | None], factor: float) -> Evidence:
+def far_apart(spread: Mapping[str, Number], factor: float) -> Evidence:
     """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
     finite = []
     for layer, value in spread.items():
@@ -551,26 +464,21 @@ def far_apart(spread: Mapping[str, float | None], factor: float) -> Evidence:
     return {"low": low, "lowest": lowest, "high": high, "highest": highest}
 
 
-def update_size(ratios: Sequence[float], low: float, high: float) -> Evidence:
+def update_size(ratios: Series, low: float, high: float) -> Evidence:
     """The median step, of three or more, moves the weights by less than ``low`` or more than ``high`` of their size."""
     median = percentile(ratios, 50)
-    if len(ratios) < 3 or low <= median <= high:
-        return None
-    return {"median": median, "lever": "a higher optim.lr" if median < low else "a lower optim.lr"}
+    lever = "a higher optim.lr" if median < low else "a lower optim.lr"
+    return fires(len(ratios) >= 3 and not low <= median <= high, median=median, lever=lever)
 
 
 def unchanged(names: Sequence[Sequence[str]], times: int) -> Evidence:
     """The same weights did not change in ``times`` readings one after another."""
-    if len(names) < times:
-        return None
     newest = [set(of_reading) for of_reading in names[-times:]]
-    same = set.intersection(*newest)
-    if not same:
-        return None
-    return {"count": len(same), "s": "s" * (len(same) > 1), "name": min(same)}
+    same = set.intersection(*newest) if len(newest) == times else set()
+    return fires(same, count=len(same), s="s" * (len(same) > 1), name=min(same, default=""))
 
 
-def variance_outside(spread: Mapping[str, float | None], low: float, high: float) -> Evidence:
+def variance_outside(spread: Mapping[str, Number], low: float, high: float) -> Evidence:
     """A layer's outputs have a variance below ``low`` or above ``high``; the first by name is named."""
     outside = {}
     for layer, value in spread.items():
@@ -582,9 +490,7 @@ def variance_outside(spread: Mapping[str, float | None], low: float, high: float
     return {"name": layer, "variance": outside[layer]}
 
 
-def odd_pictures(
-    inputs: Sequence[Mapping[str, Any]], constant: float, duplicated: float
-) -> Evidence:
+def odd_pictures(inputs: Sequence[Json], constant: float, duplicated: float) -> Evidence:
     """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range.
 
     ``inputs`` have, of each reading, ``constant`` and ``duplicated`` (shares of the batch), ``low`` and ``high`` (the
@@ -592,19 +498,18 @@ def odd_pictures(
     """
     if not inputs:
         return None
-    values = {
-        name: mean([reading[name] for reading in inputs]) for name in ("constant", "duplicated")
+    one_colour = mean([reading["constant"] for reading in inputs])
+    twice = mean([reading["duplicated"] for reading in inputs])
+    low = min(reading["low"] for reading in inputs)
+    high = max(reading["high"] for reading in inputs)
+    of_bytes = inputs[0]["bytes"]
+    odd = {
+        f"all values of the pictures lie in {low:g} to {high:g}: bytes go to 255": of_bytes
+        and high <= 1,
+        f"the pictures are floats of {low:g} to {high:g}: they are not normalised": not of_bytes
+        and high > 20,
+        f"{one_colour:.0%} of the training pictures have a single colour": one_colour > constant,
+        f"{twice:.0%} of a batch are duplicates within the batch": twice > duplicated,
     }
-    values["low"] = min(reading["low"] for reading in inputs)
-    values["high"] = max(reading["high"] for reading in inputs)
-    if inputs[0]["bytes"] and values["high"] <= 1:
-        text = "all values of the pictures lie in {low:g} to {high:g}: bytes go to 255"
-    elif not inputs[0]["bytes"] and values["high"] > 20:
-        text = "the pictures are floats of {low:g} to {high:g}: they are not normalised"
-    elif values["constant"] > constant:
-        text = "{constant:.0%} of the training pictures have a single colour"
-    elif values["duplicated"] > duplicated:
-        text = "{duplicated:.0%} of a batch are duplicates within the batch"
-    else:
-        return None
-    return {"text": text, **values}
+    text = next((text for text, is_so in odd.items() if is_so), "")
+    return fires(text, text=text)

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
 from kd.report.metric import counted
-from kd.report.ratio import ratio, share, speedup, without
+from kd.report.ratio import Number, ratio, share, speedup, without
 from kd.report.records import FIT_OF_THE_START
 from kd.report.step_facts import COMPUTING, phase_share, slow_rank
 
@@ -35,7 +35,7 @@ class Limit:
     """The evidence, a sentence."""
     lever: str
     """What to change."""
-    gain: float | None
+    gain: Number
     """Predicted speed-up of the lever, time before over time after (1.5: the step takes two thirds); None: unknown."""
 
 
@@ -93,24 +93,18 @@ def _cheaper_teacher(facts: Facts, part: float) -> Lever:
     if not facts.header.get("cacheable", True):
         return "", f"{smaller}: at most", free
     cache = "model.teacher.cache=on"
-    cache_of_size = cache
-    if facts.cache_bytes:
-        cache_of_size += f" (needs {readable_bytes(facts.cache_bytes)})"
+    size = f" (needs {facts.cache_bytes / 1e9:.2g} GB)" if facts.cache_bytes else ""
     epochs, views = facts.epochs, facts.views
     if math.isinf(epochs):
-        return "", f"{cache_of_size}, once filled,", free
+        return "", f"{cache}{size}, once filled,", free
 
     # Epochs that compute the answers take a step each, those that read them 1 / free of a step.
     computed = min(views, epochs)
     gain = speedup(epochs, computed + ratio(epochs - computed, free))
+    of_run = f"in the run's {epochs:g} epochs of {computed:g} view{'s' * (computed > 1)}"
     if gain >= LEADS:
-        plural = "s" * (computed > 1)
-        return (
-            "",
-            f"{cache_of_size} in the run's {epochs:g} epochs of {computed:g} view{plural}",
-            gain,
-        )
-    why = f"{cache} gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
+        return "", f"{cache}{size} {of_run}", gain
+    why = f"{cache} gives {gain:.2f}x {of_run}"
     if epochs <= views:
         why = f"{cache} pays in runs of more than {views} epochs, this one has {epochs:g}"
     return "", f"{smaller} ({why}): at most", free
@@ -120,10 +114,9 @@ def _less_waiting(facts: Facts, part: float) -> Lever:
     """A rank that makes all others wait, or less traffic."""
     slowest = slow_rank(facts.compute_ms)
     if slowest is not None:
-        rank, extra_ms = slowest
+        rank, extra_ms = slowest["rank"], slowest["extra"]
         why = f" because rank {rank} computes {extra_ms:.0f} ms longer than the others"
-        waited_ms = facts.phases["communication"]
-        gain = speedup(facts.step_ms, facts.step_ms - min(extra_ms, waited_ms))
+        gain = speedup(facts.step_ms, facts.step_ms - min(extra_ms, facts.phases["communication"]))
         return why, f"check rank {rank}'s machine, or remove it", gain
     lever = (
         "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
@@ -141,12 +134,11 @@ def _fused_optimizer(_facts: Facts, part: float) -> Lever:
 def _fewer_callbacks(facts: Facts, part: float) -> Lever:
     """The slowest callback, where it takes much of the phase; else all of them."""
     gain = without(part)
-    logging_ms = facts.phases["logging"]
-    if facts.callbacks_ms:
-        slowest, ms = max(facts.callbacks_ms.items(), key=itemgetter(1))
-        if ms > 0.3 * logging_ms:
-            lever = f"do less in {slowest}, or less often: at most"
-            return f", {slowest} alone {ms:.0f} ms", lever, gain
+    by_ms = itemgetter(1)
+    slowest, ms = max(facts.callbacks_ms.items(), key=by_ms, default=("", 0.0))
+    if ms > 0.3 * facts.phases["logging"]:
+        lever = f"do less in {slowest}, or less often: at most"
+        return f", {slowest} alone {ms:.0f} ms", lever, gain
     return "", "trainer.log_every_n_steps, fewer callbacks: at most", gain
 
 
@@ -185,52 +177,64 @@ PHASE_LIMITS = {
 """Phases that may take too much of a step."""
 
 
-def readable_bytes(size: float) -> str:
-    """Bytes with a decimal unit (1 KB = 1000 B), for people.
+# -- batches, and who makes them -----------------------------------------------------------------------------------------
+WAITS = 0.05  # share of the step that waits for its batch: below it, those who make batches keep up
 
-    >>> readable_bytes(1234567)
-    '1.2 MB'
+
+def waits(facts: Facts) -> bool:
+    """Whether the step waits for its batch for long enough that other makers could help."""
+    return phase_share(facts.phases, "data") >= WAITS
+
+
+def batch_ms(facts: Facts) -> float:
+    """Ms that one loader process takes to make a batch; an upper bound where loader processes keep up. Without any it is
+    the step's wait.
+
+    Where the step waits, ``n`` processes deliver one batch each in ``n`` steps. Where they keep up, their CPU time a
+    step is known: the cores that they use times the step, over the share of the time in which they compute. Where these
+    were not sampled either, it is the step without its wait.
     """
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    wait_ms = facts.phases.get("data", 0.0)
+    if not facts.workers:
+        return wait_ms
+    if waits(facts):
+        return facts.workers * facts.step_ms
+    if not facts.loading_cores:
+        return facts.step_ms - wait_ms
+    cpu_ms = ratio(facts.loading_cores, facts.processes) * facts.step_ms
+    return ratio(cpu_ms, max(0.05, facts.loading_busy))
 
 
-# -- limits that are no phase -------------------------------------------------------------------------------------------
-def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
-    """The step waits for its batch for a share ``at`` of its time, less what those who make it waited for cores that other
-    jobs have (:attr:`~kd.report.step_facts.StepFacts.queued`).
+def step_with(facts: Facts, workers: float, rest: float, made_ms: float) -> float:
+    """Ms of a step whose batches a number of loader processes make; limits and ``--what-if`` predict by it.
 
-    A step with ``n`` loader processes takes, in ms, the longest of
-
-    - the rest of the step, without its wait;
-    - one loader process's time for a batch over ``n``;
-    - the CPU time of loading and training over the free cores.
+    The longest of the rest of the step, a loader's time for a batch over the number of loaders, and the CPU time of loading
+    and training over the free cores. Without loader processes the batch's time is added.
 
     Args:
         facts: of the run.
-        at: share of the step, 0 to 1.
+        workers: loader processes of each training process; infinite: what the cores allow.
+        rest: ms of the step without its wait.
+        made_ms: ms that one loader takes for a batch.
     """
-    step = facts.step_ms
+    if not workers:
+        return rest + made_ms
+    cpu_ms = facts.processes * (facts.loading_busy * made_ms + facts.threads * rest)
+    free_cores = max(1.0, facts.cores - facts.other_cores)
+    return max(rest, ratio(made_ms, workers), ratio(cpu_ms, free_cores))
+
+
+def data_bound(facts: Facts, at: float = DATA_WAIT_AT) -> Limit | None:
+    """The step waits for its batch for a share ``at`` of its time, less what those who make it waited for cores that other
+    jobs have (:attr:`~kd.report.step_facts.StepFacts.queued`).
+    """
+    step, workers, cores, processes = facts.step_ms, facts.workers, facts.cores, facts.processes
     wait = facts.phases.get("data", 0.0) - facts.queued
     if share(wait, step) < at:
         return None
-    workers = facts.workers
-    cores = facts.cores
-    processes = facts.processes
-
-    # All in ms: the step without its wait, one loader's time for a batch, and the least that the cores allow.
     rest = max(step - wait, 0.01 * step)
-    batch_ms = wait
-    if workers:
-        batch_ms = workers * (step - facts.queued)
-    free_cores = max(1.0, cores - facts.other_cores)
-    loader_cpu_ms = facts.loading_busy * batch_ms
-    training_cpu_ms = facts.threads * rest
-    cpu_ms = processes * (loader_cpu_ms + training_cpu_ms)
-    floor = max(rest, ratio(cpu_ms, free_cores))
+    made_ms = batch_ms(facts) - max(1, workers) * facts.queued
+    floor = step_with(facts, math.inf, rest, made_ms)
     cores_are_left = floor == rest
 
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for the next batch"
@@ -240,13 +244,11 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
 
     # First lever: more loader processes, one to spare where cores are left, as batches do not take equally long.
     # Each epoch's first batch has nothing to hide behind.
-    busy_loaders = math.ceil(ratio(batch_ms, floor))
-    wanted = max(1, busy_loaders + cores_are_left)
-    next_batch = max(floor, ratio(batch_ms, wanted))
-    first_batch = ratio(batch_ms, facts.batches_per_epoch)
-    gain = speedup(step, next_batch + first_batch)
-    headline_possible = speedup(step, rest) >= LEADS
-    least_gain = LEADS if headline_possible else WORTH
+    wanted = max(1, math.ceil(ratio(made_ms, floor)) + cores_are_left)
+    first_batch = ratio(made_ms, facts.batches_per_epoch)
+    gain = speedup(step, step_with(facts, wanted, rest, made_ms) + first_batch)
+    without_wait = speedup(step, rest)
+    least_gain = LEADS if without_wait >= LEADS else WORTH
     if facts.workers_known and wanted > workers and gain >= least_gain:
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
 
@@ -256,20 +258,19 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
         setting = "model.teacher.cache_pixels=true"
         lever = f"{setting} decodes nothing after {facts.views} epochs: at most"
         later = (facts.epochs - facts.views) * share(rest, step)
-        gain = speedup(facts.epochs, facts.views + later)
-        return Limit("data", text, lever, gain)
+        return Limit("data", text, lever, speedup(facts.epochs, facts.views + later))
 
     # Third lever: cheaper pictures, or more cores.
     lever = "" if facts.cpu else "data.engine=device (or dali), "
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
-    busy_threads = processes * (workers + facts.threads)
-    if workers > 1 and busy_threads > cores:
+    if workers > 1 and processes * (workers + facts.threads) > cores:
         loaders = processes * workers
-        text += f", though {loaders} loader processes share {cores} core{'s' * (cores > 1)} with training"
+        text += f", though {loaders} loader processes share {counted(cores, 'core')} with training"
         lever = f"data.num_workers={fewer_workers(facts)}, and {lever}"
-    return Limit("data", text, lever, speedup(step, rest))
+    return Limit("data", text, lever, without_wait)
 
 
+# -- limits that are no phase -------------------------------------------------------------------------------------------
 def tier_bound(facts: Facts) -> Limit | None:
     """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle.
 
@@ -285,26 +286,22 @@ def tier_bound(facts: Facts) -> Limit | None:
         f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for a batch of the data tier, "
         f"whose {tier.makers} makers work {tier.busy:.0%} of the time"
     )
-    if tier.queue_is_short:
+    if tier.may_ask < ratio(tier.makers, tier.ranks):
         lever = f"a larger data.tier.queue_mb ({tier.may_ask} batches fit): at most"
         return Limit("data", text, lever, speedup(step, rest))
     if tier.busy < BUSY:
-        rate = ratio(tier.total("mb"), tier.seconds)
-        text += f", and send {rate:,.0f} MB/s"
+        text += f", and send {ratio(tier.mb, tier.seconds):,.0f} MB/s"
         lever = "a faster network to the data machines, smaller pictures: at most"
         return Limit("data", text, lever, speedup(step, rest))
 
     # Makers with which no step waits: the ms that one maker needs for a step of all processes, over the step's rest.
-    made_ms = 1000 * tier.batch_s * tier.ranks
-    makers_needed = math.ceil(ratio(made_ms, rest))
-    missing = makers_needed - tier.makers
-    makers_of_machine = max(1.0, ratio(tier.cores, len(tier.present)))
+    made_ms = 1000 * ratio(tier.busy_s, tier.batches) * tier.ranks
+    missing = math.ceil(ratio(made_ms, rest)) - tier.makers
+    makers_of_machine = max(1.0, ratio(tier.cores, tier.machines))
     more = max(1, math.ceil(ratio(missing, makers_of_machine)))
     makers_then = tier.makers + more * makers_of_machine
-    step_then = max(rest, ratio(made_ms, makers_then))
-    gain = speedup(step, step_then)
-    lever = f"{more} more data machine{'s' * (more > 1)} of {makers_of_machine:.0f} cores"
-    return Limit("data", text, lever, gain)
+    lever = f"{counted(more, 'more data machine')} of {makers_of_machine:.0f} cores"
+    return Limit("data", text, lever, speedup(step, max(rest, ratio(made_ms, makers_then))))
 
 
 def cores_needed(facts: Facts) -> int:
@@ -312,13 +309,8 @@ def cores_needed(facts: Facts) -> int:
 
     The loaders' CPU time for a batch (ms) over the step without its wait (ms), and a core for each thread.
     """
-    step = facts.step_ms
-    wait = facts.phases.get("data", 0.0)
-    rest = max(step - wait, 0.01 * step)
-    batch_ms = wait  # one loader's time for a batch
-    if facts.workers:
-        batch_ms = facts.workers * step
-    loaders = ratio(facts.loading_busy * batch_ms, rest)
+    step, wait = facts.step_ms, facts.phases.get("data", 0.0)
+    loaders = ratio(facts.loading_busy * batch_ms(facts), max(step - wait, 0.01 * step))
     return math.ceil(loaders) + facts.threads
 
 
@@ -330,9 +322,9 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
         facts: of the run.
         needed: loader processes that loading needs; no more are left.
     """
-    most = math.ceil(needed) if math.isfinite(needed) else facts.workers
     beside_training = int(ratio(facts.cores, facts.processes)) - facts.threads
-    return min(facts.workers - 1, max(1, min(beside_training, most)))
+    most = min(needed, facts.workers)
+    return min(facts.workers - 1, max(1, min(beside_training, math.ceil(most))))
 
 
 def precision_bound(facts: Facts) -> Limit | None:
@@ -340,26 +332,23 @@ def precision_bound(facts: Facts) -> Limit | None:
 
     By Amdahl's law the computing phases, a share ``p`` of the step, take ``p / slower`` in the faster precision.
     """
-    precision = facts.header.get("precision", "")
+    used = facts.header.get("precision", "")
     bfloat16_time = facts.header.get("bfloat16_time")  # over float32's; none on a GPU
-    if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not facts.step_ms:
+    if not bfloat16_time or used not in ("bf16-mixed", "32-true") or not facts.step_ms:
         return None
-    if precision == "bf16-mixed":
-        used, other, faster_setting = "bfloat16", "float32", "32-true"
-        slower = bfloat16_time
-    else:
-        used, other, faster_setting = "float32", "bfloat16", "bf16-mixed"
+    names, other = ("bfloat16", "float32"), "32-true"
+    slower = bfloat16_time
+    if used == "32-true":
+        names, other = ("float32", "bfloat16"), "bf16-mixed"
         slower = ratio(1.0, bfloat16_time)
     if slower < LEADS:
         return None
-    text = (
-        f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
-    )
-    if used == "bfloat16" and slower >= EMULATED:
+    text = f"products of matrices in {names[0]} take {slower:.1f} times as long as in {names[1]} on this CPU"
+    if used == "bf16-mixed" and slower >= EMULATED:
         text = "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
     computing = sum(phase_share(facts.phases, name) for name in COMPUTING if name != "optimizer")
     gain = speedup(1.0, 1 - computing + ratio(computing, slower))
-    return Limit("precision", text, f"trainer.precision={faster_setting}: at most", gain)
+    return Limit("precision", text, f"trainer.precision={other}: at most", gain)
 
 
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
@@ -373,24 +362,20 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
         at: share of the run, 0 to 1.
         least_s: seconds.
     """
-    startup_s = facts.startup_s
-    parts = facts.startup["parts"]
-    run_s = facts.planned_s or 0.0
+    startup_s, run_s = facts.startup_s, facts.planned_s or 0.0
     part = share(startup_s, run_s)
     if startup_s < least_s or run_s <= startup_s or part < at:
         return None
-    longest = "start-up"
-    longest_s = startup_s
+    parts = facts.startup["parts"]
+    longest = max(parts, key=parts.__getitem__, default="start-up")
+    longest_s = parts.get(longest, startup_s)
+    text = f"start-up takes {startup_s:.0f} of {run_s:.0f} s ({part:.0%})"
     if parts:
-        longest = max(parts, key=lambda name: parts[name])
-        longest_s = parts[longest]
-    text = f"start-up takes {startup_s:.0f} of {run_s:.0f} s ({part:.0%}), most of it {longest}"
-    if parts:
-        text += f" ({longest_s:.0f} s)"
-    shorter = f"shorten '{longest}'"
+        text += f", most of it {longest} ({longest_s:.0f} s)"
+    lever = f"shorten '{longest}'"
     if longest == FIT_OF_THE_START:
-        shorter = "fit the start on fewer pictures (model.student.inherit_pictures)"
-    lever = f"{shorter}, or train longer in one run: at most"
+        lever = "fit the start on fewer pictures (model.student.inherit_pictures)"
+    lever += ", or train longer in one run: at most"
     if facts.crowded_out:
         text += f", while other processes use {facts.other_cores:.1f} cores"
         lever = f"run alone on the machine, {lever}"
@@ -435,73 +420,80 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
 
     # How many ms of a step are lost, and the evidence.
     queued = facts.queued if workers else 0.0  # without loader processes it is training's own delay
-    ready_ms = facts.ready_ms + queued
+    lost = facts.ready_ms + queued
     crowded = processes * (workers + threads) > cores
     swings = facts.swing if facts.thread_wait is None else None
-    if share(ready_ms, step) >= at:
-        lost = ready_ms
+    if share(lost, step) >= at:
         who = "training"
         if queued:
             who += " and its loader processes"
         elif facts.ready_thread:
             who += f" ({facts.ready_thread})"
-        evidence = (
-            f"{who} waited for a free core for {lost:.0f} of {step:.0f} ms a step "
-            f"({share(lost, step):.0%})"
-        )
+        evidence = f"{who} waited for a free core for {lost:.0f} of {step:.0f} ms a step ({share(lost, step):.0%})"
     elif crowded and swings is not None:
         lost = facts.phases[swings.phase] - swings.low
         evidence = f"{swings.text()} although nothing changes its shapes"
     else:
         return None
     rest = max(0.01 * step, step - lost)  # ms of a step that waits for no core
+    gain = speedup(step, rest)
 
     # Whose processes take the cores?
     if facts.crowded_out:
         text = f"other processes use {facts.other_cores:.1f} cores: {evidence}"
-        return Limit("host", text, "run alone on the machine", speedup(step, rest))
+        return Limit("host", text, "run alone on the machine", gain)
     if not crowded and cores == 1:
         lever = "more cores, or run alone on the machine: at most"
-        return Limit("host", f"{evidence} on its only core", lever, speedup(step, rest))
+        return Limit("host", f"{evidence} on its only core", lever, gain)
     if not crowded:
         text = f"{evidence}, though not all of the {cores} cores are taken"
         lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"
-        return Limit("host", text, lever, speedup(step, rest))
+        return Limit("host", text, lever, gain)
     text = _share_cores(facts)
     if facts.hot_cores:
         text += f", {facts.hot_cores}"
     text += f": {evidence}"
     if processes * threads > cores:
         lever = "fewer processes (trainer.devices) or threads, or more cores: at most"
-        return Limit("host", text, lever, speedup(step, rest))
-
-    # Fewer loader processes: one of each training process where cores are full, else as many as loading needs.
-    # Such a step takes at least the CPU time of loading and training (ms) over the cores.
-    cores_are_full = bool(facts.hot_cores or swings)
-    loaders_needed = 1 if cores_are_full else ratio(facts.loading_cores, processes)
-    lever = f"data.num_workers={fewer_workers(facts, loaders_needed)} instead of {workers}"
-    cpu_ms = facts.loading_cores * step + processes * threads * rest
-    least_ms = 0.0 if cores_are_full else ratio(cpu_ms, cores)
-    gain = speedup(step, max(rest, least_ms))
-    if gain >= WORTH:
         return Limit("host", text, lever, gain)
-    lever += ", and cheaper pictures (resized once, ahead of training): at most"
-    return Limit("host", text, lever, speedup(step, rest))
+
+    return _fewer_loaders(facts, text, rest)
+
+
+def _fewer_loaders(facts: Facts, text: str, rest: float) -> Limit:
+    """Fewer loader processes: one of each training process where cores are full, else as many as loading needs.
+
+    Such a step takes at least the CPU time of loading and training (ms) over the cores.
+
+    Args:
+        facts: of the run.
+        text: the evidence.
+        rest: ms of a step that waits for no core.
+    """
+    step, processes = facts.step_ms, facts.processes
+    cores_are_full = bool(facts.hot_cores or (facts.thread_wait is None and facts.swing))
+    needed = 1 if cores_are_full else ratio(facts.loading_cores, processes)
+    lever = f"data.num_workers={fewer_workers(facts, needed)} instead of {facts.workers}"
+    cpu_ms = facts.loading_cores * step + processes * facts.threads * rest
+    least_ms = 0.0 if cores_are_full else ratio(cpu_ms, facts.cores)
+    gain = speedup(step, max(rest, least_ms))
+    if gain < WORTH:
+        lever += ", and cheaper pictures (resized once, ahead of training): at most"
+        gain = speedup(step, rest)
+    return Limit("host", text, lever, gain)
 
 
 def _share_cores(facts: Facts) -> str:
-    """Who shares the cores of a machine, in words.
+    """Who shares the cores of a machine, in words; one training process is not named.
 
-    ``2 training processes, 8 loader processes and 2 compute threads share 4 cores``; one training process is not named.
+    ``2 training processes, 8 loader processes and 2 compute threads share 4 cores``.
     """
-    processes = facts.processes
-    loaders = processes * facts.workers
-    sharers = []
-    if processes > 1:
-        sharers.append(f"{processes} training processes")
+    loaders = facts.processes * facts.workers
+    sharers = [counted(facts.processes * facts.threads, "compute thread")]
     if loaders:
-        sharers.append(counted(loaders, "loader process", "loader processes"))
-    sharers.append(counted(processes * facts.threads, "compute thread"))
+        sharers.insert(0, counted(loaders, "loader process", "loader processes"))
+    if facts.processes > 1:
+        sharers.insert(0, f"{facts.processes} training processes")
     *first, last = sharers
     named = f"{', '.join(first)} and {last}" if first else last
     return f"{named} share {counted(facts.cores, 'core')}"
@@ -530,20 +522,10 @@ def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limi
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 
-# -- which of them is the headline -------------------------------------------------------------------------------------
-def host_bound(facts: Facts) -> Limit | None:
-    """Waiting for a core comes first: a host that gets none also launches slowly."""
-    return cpu_contention(facts) or launch_bound(facts)
-
-
-def input_bound(facts: Facts) -> Limit | None:
-    """The wait for batches, of a data tier or of this machine."""
-    return tier_bound(facts) if facts.run.tier else data_bound(facts)
-
-
 LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
-    "host": host_bound,
-    "data": input_bound,
+    # a host that gets no core also launches slowly
+    "host": lambda facts: cpu_contention(facts) or launch_bound(facts),
+    "data": lambda facts: tier_bound(facts) if facts.run.tier else data_bound(facts),
     **{phase: partial(of_phase, phase) for phase in PHASE_LIMITS},
     "precision": precision_bound,
     "startup": startup_bound,

@@ -1,8 +1,8 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from kd.report.ratio import Number
 
 PROBE = ("knn1", "probe1")
 """Accuracy of features: of their 20 nearest neighbours, and of a ridge probe."""
@@ -30,7 +30,7 @@ def is_share(metric: str) -> bool:
     return not (metric.endswith("_loss") or in_units(metric) or _kind(metric) in ("rankme", "r2"))
 
 
-def format_metric(metric: str, value: float | None) -> str:
+def format_metric(metric: str, value: Number) -> str:
     """A value for people: shares in per cent, losses, ranks and errors in units as they are; empty where not known."""
     if value is None:
         return ""
@@ -45,7 +45,7 @@ def format_metric(metric: str, value: float | None) -> str:
     return f"{value:.1%}"
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: Number) -> str:
     """Seconds for people, as s, min or h; "" where they are not known."""
     if seconds is None:
         return ""
@@ -54,13 +54,6 @@ def duration(seconds: float | None) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.2f} h"
-
-
-def timed_with(row: Mapping[str, Any]) -> str:
-    """How a model was timed, of a row of ``latency.json``: ``onnx, batch 1, 2 threads``."""
-    threads = row["threads"]
-    plural = "s" if threads > 1 else ""
-    return f"{row['runtime']}, batch {row['batch']}, {threads} thread{plural}"
 
 
 def counted(count: int, one: str, several: str = "") -> str:
@@ -72,7 +65,7 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
-def short(value: float | None) -> str:
+def short(value: Number) -> str:
     """Four digits of a number, from 1,000 on its whole part; empty where it is not known, NaN or infinite."""
     if value is None or not math.isfinite(value):
         return ""
@@ -87,7 +80,7 @@ def in_tables(metric: str) -> bool:
     return metric == "feature_loss" or (not of_one and not metric.endswith("_loss"))
 
 
-def difference(metric: str, before: float | None, after: float | None) -> str:
+def difference(metric: str, before: Number, after: Number) -> str:
     """The change of a metric from ``before`` to ``after`` with its sign: shares in points, else in its own units.
 
     "" where one of them is not known.

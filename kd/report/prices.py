@@ -5,12 +5,19 @@ In all functions ``prices`` is that table as :func:`read_prices` gives it, and i
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, TypeAdapter, ValidationError
 
 from kd.errors import UserError
 from kd.storage.elsewhere import text_of, yaml_of
 
 PARTS = ("vcpus", "gpus")  # of a machine in the table, beside its prices
+SUFFIX = {"on_demand": "", "spot": ":spot"}
+NUMBERS = TypeAdapter(dict[Literal["on_demand", "spot", "vcpus", "gpus"], NonNegativeFloat])
+"""Of a machine."""
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*]+?)(:on_demand)?")
 Prices = Mapping[str, Mapping[str, float]]
 """By name, ``NAME`` (on demand) and ``NAME:spot``: ``price`` of an hour, and ``vcpus`` and ``gpus`` where they are known."""
@@ -38,18 +45,18 @@ def read_prices(file: Path, key: str = "monitor.prices") -> Prices:
         raise UserError(f"{key}: {file} is no table of instances and prices")
     prices = {}
     for name, value in content.items():
-        numbers = value if isinstance(value, dict) else {"on_demand": value}
-        keys = numbers.keys()
-        known = {"on_demand", "spot", *PARTS}
-        whole = all(isinstance(n, int | float) and n >= 0 for n in numbers.values())
-        if not whole or not keys <= known or keys <= {*PARTS}:
+        numbers: dict[Any, float] = {}
+        with suppress(ValidationError):
+            numbers = NUMBERS.validate_python(
+                value if isinstance(value, dict) else {"on_demand": value}
+            )
+        parts = {part: numbers.pop(part) for part in PARTS if part in numbers}
+        if not numbers:
             raise UserError(
                 f"{key}: {file}: {name}: must be a price, or on_demand and spot, got {value}"
             )
-        parts = {part: float(numbers[part]) for part in PARTS if part in numbers}
-        for kind, suffix in (("on_demand", ""), ("spot", ":spot")):
-            if kind in numbers:
-                prices[f"{name}{suffix}"] = {"price": float(numbers[kind]), **parts}
+        for kind, price in numbers.items():
+            prices[f"{name}{SUFFIX[kind]}"] = {"price": price, **parts}
     return prices
 
 

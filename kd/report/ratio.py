@@ -5,6 +5,8 @@
 
 import math
 
+Number = float | None
+"""None: it is not known."""
 MOST = 100.0  # times: a remainder below 1 % of a step is not measured well enough to promise more
 
 
@@ -36,7 +38,7 @@ def without(part: float) -> float:
     return speedup(1.0, 1.0 - part)
 
 
-def times(before: float | None, after: float | None) -> str:
+def times(before: Number, after: Number) -> str:
     """``after / before`` for people (``1.50x``), the one direction of all comparisons; empty where ``before`` is 0, or one
     is not known or infinite.
     """

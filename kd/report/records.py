@@ -7,26 +7,27 @@ phases) or seconds (``s``; ``t`` is Unix time).
 import csv
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Required
+
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from kd.errors import UserError
+from kd.report.metric import counted
 from kd.storage.elsewhere import (
     LARGEST,
     LARGEST_LOG,
-    RefusedFile,
+    Json,
     bytes_of,
     json_of,
     lines_of,
-    open_regular,
     text_of,
     yaml_of,
 )
-from kd.storage.of_weights import LATENCY, read_of_weights
 from kd.storage.shown import masked
 from kd.storage.writing import appended, file_for, write_text
 
@@ -45,57 +46,63 @@ LIMIT = 20_000  # lines a file: a few MB
 MOST_ROWS = 200_000  # of metrics.csv that are kept in memory
 THINNED = ("step", "sample", "tier", "health")
 """Kinds of records that are written all through a run: of a file at its limit half of them are dropped."""
-Kind = type | tuple[type, ...]
-NUMBER = (int, float)
-NEEDED: dict[
-    str, dict[str, Kind]
-] = {  # what each kind of record must hold; of a number that it is finite
-    "header": {"of": str},
-    "step": {"step": int, "epoch": int, "t": NUMBER, "ms": NUMBER, "p": dict},
-    "total": {"steps": int, "p": dict},
-    "sample": {"t": NUMBER, "cpu": list, "mem": NUMBER},
-    "tier": {
-        "t": NUMBER,
-        "machines": list,
-        "ready": NUMBER,
-        "may_ask": int,
-        "made_again": int,
-        "made_twice": int,
-    },
-    "event": {"name": str},
-    "health": {"step": int},
-    "kernels": {"first": int, "last": int, "top": list},
-}
-NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold beside
-    "steps": {"rank": int},
-    "system": {"node": str},
-    "tier": {"rank": int},
-}
-MAY_HAVE: dict[str, Kind] = {  # a record of any kind
-    "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list), "teacher": dict,
-    "student": dict,
-}  # fmt: skip
 _SPREAD = (
     2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
 )
-OF_STUDENTS = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
-OF_LAYERS = ("spread", "zeros", "dead", "saturated")
 
 
-class Step(TypedDict, total=False):
+class Record(TypedDict, total=False):
+    """What a record of any kind may hold; numbers are finite."""
+
+    kind: Required[str]
+    """One of :data:`KINDS`, or another, which nobody reads."""
+    share: FiniteFloat
+    """Of a header: how many of the file's records were kept, 0 to 1."""
+    n: int
+    """The record's number, from 1."""
+    counts: Json
+    """Of a header: pictures by class and split."""
+    teacher: Json
+    """Of a header: what is known of the model."""
+    student: Json
+    """Likewise."""
+
+
+class Header(Record, total=False):
+    """Begins a file; what follows is of the same process or machine."""
+
+    t: FiniteFloat
+    """Unix time."""
+    of: Required[str]
+    """``steps``, ``system``, ``tier`` or ``health``."""
+
+
+class HeaderOfRank(Header):
+    """Of ``steps`` and ``tier``."""
+
+    rank: Required[int]
+
+
+class HeaderOfMachine(Header):
+    """Of ``system``."""
+
+    node: Required[str]
+
+
+class Step(Record, total=False):
     """One training step of a process; ``records/phases.rank<r>.jsonl``."""
 
-    step: int
+    step: Required[int]
     """Number of batches before it in the run."""
-    epoch: int
+    epoch: Required[int]
     """From 0."""
     first: bool
     """First of an epoch: it starts a loader."""
-    t: float
+    t: Required[FiniteFloat]
     """Unix time of its end."""
-    ms: float
+    ms: Required[FiniteFloat]
     """Milliseconds, validation and profiling left out."""
-    p: dict[str, float]
+    p: Required[dict[str, FiniteFloat]]
     """Milliseconds by phase."""
     host_ms: float
     """Milliseconds by the host's clock."""
@@ -109,16 +116,16 @@ class Step(TypedDict, total=False):
     """Milliseconds in which the host launched the device's work."""
 
 
-class Sample(TypedDict, total=False):
+class Sample(Record, total=False):
     """One reading of a machine; ``records/system.<node>.jsonl``."""
 
-    t: float
+    t: Required[FiniteFloat]
     """Unix time."""
-    cpu: list[float]
+    cpu: Required[list[FiniteFloat]]
     """Use of each core, %."""
     iowait: float
     """%."""
-    mem: float
+    mem: Required[FiniteFloat]
     """Use of the machine's memory, %."""
     swap_mb: float
     """Swap in use, MB; here and in all samples an MB is 2**20 bytes."""
@@ -142,27 +149,64 @@ class Sample(TypedDict, total=False):
     """MB/s received."""
     net_w: float
     """MB/s sent."""
-    gpu: list[dict[str, Any]]
+    gpu: list[Json]
     """Of each GPU what NVML can measure: ``util`` and ``mem`` (%), ``mem_mb``, ``w`` (watt), ``mhz``, ``throttle`` (why
     its clocks are lowered)."""
 
 
-@dataclass(frozen=True)
-class TensorSeries:
-    """One statistic of a tensor over a run.
+class TotalRecord(Record, total=False):
+    """Exact sums over the steps so far, without each process's first."""
 
-    Attributes:
-        layer: path of the module whose output was read; empty for the student as a whole.
-        statistic: ``spread`` (standard deviation of the output), ``zeros``, ``dead``, ``saturated`` (shares of it);
-            of the whole student ``grad_norm``, ``update_ratio``, ``agreement``, ``teacher_entropy``.
-        steps: batches before each reading.
-        values: the readings; None where one was NaN or infinite.
-    """
+    t: FiniteFloat
+    steps: Required[int]
+    p: Required[dict[str, FiniteFloat]]
+    """Milliseconds by phase."""
 
-    layer: str
-    statistic: str
-    steps: list[int]
-    values: list[float | None]
+
+class TierReading(Record):
+    """One reading of the data tier."""
+
+    t: Required[FiniteFloat]
+    machines: Required[list[Any]]
+    may_ask: Required[int]
+    """Batches that a training process may have requested and not used."""
+
+
+class EventRecord(Record):
+    """What happens once, such as the start."""
+
+    name: Required[str]
+
+
+class HealthRecord(Record):
+    """One reading of gradients, weights and activations."""
+
+    step: Required[int]
+
+
+class KernelsRecord(Record):
+    """A profiled window."""
+
+    first: Required[int]
+    last: Required[int]
+    top: Required[list[Any]]
+
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "header": TypeAdapter(Header),
+    "header of steps": TypeAdapter(HeaderOfRank),
+    "header of tier": TypeAdapter(HeaderOfRank),
+    "header of system": TypeAdapter(HeaderOfMachine),
+    "step": TypeAdapter(Step),
+    "total": TypeAdapter(TotalRecord),
+    "sample": TypeAdapter(Sample),
+    "tier": TypeAdapter(TierReading),
+    "event": TypeAdapter(EventRecord),
+    "health": TypeAdapter(HealthRecord),
+    "kernels": TypeAdapter(KernelsRecord),
+}
+"""What each kind of record holds; headers also by what they are of."""
+ANY_KIND: TypeAdapter[Any] = TypeAdapter(Record)
 
 
 @dataclass
@@ -171,42 +215,40 @@ class RunRecords:
 
     folder: Path
     """Folder of the run."""
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: Json = field(default_factory=dict)
     """``summary.json``."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Json = field(default_factory=dict)
     """``config.yaml``."""
-    job: dict[str, Any] = field(default_factory=dict)
+    job: Json = field(default_factory=dict)
     """``job.json``, where ``kd-launch`` has fetched the run."""
     steps: dict[int, list[Step]] = field(default_factory=dict)
     """Recorded steps by rank, in order."""
-    totals: dict[int, dict[str, Any]] = field(default_factory=dict)
+    totals: dict[int, Json] = field(default_factory=dict)
     """The newest exact totals by rank."""
-    headers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    headers: dict[int, Json] = field(default_factory=dict)
     """Headers of the step files by rank."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Json] = field(default_factory=list)
     """One-time records, such as start-up."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """Samples of each machine, in order."""
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: dict[str, Json] = field(default_factory=dict)
     """Headers of the system files by node."""
-    tier: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    tier: dict[int, list[Json]] = field(default_factory=dict)
     """Readings of the data tier by rank, since the run was last resumed."""
-    health: list[dict[str, Any]] = field(default_factory=list)
+    health: list[Json] = field(default_factory=list)
     """Training-health records, in order."""
     counts: dict[str, list[int]] = field(default_factory=dict)
     """Pictures by class of each split."""
-    fidelity: dict[str, Any] = field(default_factory=dict)
+    fidelity: Json = field(default_factory=dict)
     """``fidelity.json``: how the student compares with its teacher and which classes it confuses, in its best validation."""
-    latency: list[dict[str, Any]] = field(default_factory=list)
-    """Rows that ``kd-latency`` has measured."""
-    kernels: list[dict[str, Any]] = field(default_factory=list)
+    kernels: list[Json] = field(default_factory=list)
     """Profiled windows."""
     metrics: list[dict[str, float]] = field(default_factory=list)
     """Rows of ``metrics.csv``, numbers as floats."""
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
 
-    def event(self, name: str) -> dict[str, Any] | None:
+    def event(self, name: str) -> Json | None:
         """The newest event of a name; None without any."""
         return next((e for e in reversed(self.events) if e["name"] == name), None)
 
@@ -219,44 +261,24 @@ class RunRecords:
         return self.summary.get("primary") or "acc1"
 
     @property
-    def student(self) -> dict[str, Any]:
+    def student(self) -> Json:
         """The student's part of ``summary.json``; before that is written its architecture and size; {} without both."""
         return self.summary.get("student") or self._from_header("student")
 
     @property
-    def teacher(self) -> dict[str, Any]:
+    def teacher(self) -> Json:
         """The teacher's part of ``summary.json``; before that is written what was found of it before the first step.
 
         ``arch``, ``params``, ``val`` (its metrics), ``remedy`` (the key that the preflight has found); {} without one.
         """
         return self.summary.get("teacher") or self._from_header("teacher")
 
-    def _from_header(self, name: str) -> dict[str, Any]:
+    def _from_header(self, name: str) -> Json:
         """A mapping in the newest header of a rank's step file, of the first rank that has it; {} without it."""
         for header in self.headers.values():
             if header.get(name):
                 return header[name]
         return {}
-
-    @property
-    def tensors(self) -> list[TensorSeries]:
-        """What training health has read of gradients, weights and activations (``monitor.health_every``)."""
-        by_key: dict[tuple[str, str], TensorSeries] = {}
-
-        def append(record: dict[str, Any], layer: str, statistic: str, value: float | None) -> None:
-            """Adds a value to the series of its layer and statistic; a series begins with its first value."""
-            series = by_key.setdefault((layer, statistic), TensorSeries(layer, statistic, [], []))
-            series.steps.append(record["step"])
-            series.values.append(value)
-
-        for record in self.health:
-            for statistic in OF_STUDENTS:
-                if statistic in record:
-                    append(record, "", statistic, record[statistic])
-            for statistic in OF_LAYERS:
-                for layer, value in record.get(statistic, {}).items():
-                    append(record, layer, statistic, value)
-        return list(by_key.values())
 
 
 def is_kept(number: int, share: float) -> bool:
@@ -284,7 +306,7 @@ class Writer:
         limit: lines.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
+    def __init__(self, path: Path, header: Json, limit: int = LIMIT) -> None:
         """Opens the file, and writes a header; an existing file is continued.
 
         Args:
@@ -295,13 +317,12 @@ class Writer:
         self.path = path
         self.limit = limit
         self.share = 1.0
-        self.last_total: dict[str, Any] | None = None
+        self.last_total: Json | None = None
         self._number = 0  # of the newest record of a kind that is thinned, also of those left out
 
         # Continue an existing file: as thin as it is, from its newest total and line.
-        earlier: list[dict[str, Any]] = []
-        if file_for(path).is_file():
-            earlier, _ = read_lines(path, LARGEST_LOG)
+        continues = file_for(path).is_file()
+        earlier = read_lines(path, LARGEST_LOG)[0] if continues else []
         for record in earlier:
             self._number = max(self._number, record.get("n", 0))
             if record["kind"] == "header":
@@ -310,15 +331,15 @@ class Writer:
                 self.last_total = record
         self._lines = len(earlier)
         self._file = appended(path)
-        if _is_torn(path):
-            self._file.write("\n")
+        if continues:
+            self._file.write("\n")  # its last line may be torn
         self.write({"kind": "header", "schema": SCHEMA, **header, "share": self.share})
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Json) -> None:
         """Appends one record, which readers see at once; one that falls to thinning is left out.
 
         Args:
-            record: with its ``kind`` (:data:`NEEDED`), as plain values; one of :data:`THINNED` gets its number as ``n``.
+            record: with its ``kind`` (:data:`KINDS`), as plain values; one of :data:`THINNED` gets its number as ``n``.
         """
         if record["kind"] in THINNED:
             self._number += 1
@@ -335,20 +356,13 @@ class Writer:
         """Halves the share of the records of :data:`THINNED` that are kept, and writes the file anew."""
         records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
-        others = []
-        totals = []
-        thinned = []
+        totals = [record for record in records if record["kind"] == "total"]
+        lines = []
         for record in records:
-            if record["kind"] == "total":
-                totals = [record]  # the newest alone
-            elif record["kind"] == "header":
-                others.append({**record, "share": self.share})
-            elif record["kind"] not in THINNED:
-                others.append(record)
-            elif is_kept(record["n"], self.share):
-                thinned.append(record)
-        kept_records = others + totals + thinned
-        lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in kept_records]
+            is_newest = record["kind"] != "total" or record is totals[-1]
+            if is_newest and (record["kind"] not in THINNED or is_kept(record["n"], self.share)):
+                shared = {"share": self.share} if record["kind"] == "header" else {}
+                lines.append(json.dumps({**record, **shared}, separators=(",", ":")) + "\n")
         self._file.close()
         write_text(self.path, "".join(lines))
         self._file = appended(self.path)
@@ -359,19 +373,9 @@ class Writer:
         self._file.close()
 
 
-def _is_torn(path: Path) -> bool:
-    """Whether a file's last line lacks its end, as a killed process leaves it."""
-    with open_regular(path, LARGEST_LOG) as file:
-        size = file.seek(0, os.SEEK_END)
-        if not size:
-            return False
-        file.seek(size - 1)
-        last = file.read(1)
-        return last != b"\n"
-
-
-def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of one file, and notes for the page: torn lines are left out, and all of a file of a newer schema.
+def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[Json], list[str]]:
+    """The records of one file from its first header on, and notes for the page on what is left out: torn lines, and records
+    that lack what their readers rely on.
 
     Args:
         path: the file.
@@ -381,47 +385,40 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]]
         RefusedFile: it is no regular file, or has more than ``largest`` bytes.
     """
     records = []
-    torn, notes = 0, []
+    torn = broken = 0
     for line in bytes_of(path, largest).splitlines():
         try:
             record = json_of(line)
-            assert isinstance(record, dict) and isinstance(record["kind"], str)
-        except (ValueError, AssertionError, KeyError):
+            assert isinstance(record["kind"], str)
+        except (ValueError, AssertionError, KeyError, TypeError):
             torn += bool(line.strip())
             continue
-        schema = record.get("schema", 0) if record["kind"] == "header" else 0
-        if isinstance(schema, int) and schema > SCHEMA:
-            notes.append(
-                f"{path.name}: schema {schema} is newer than this kd reads ({SCHEMA}): left out"
-            )
-            return [], notes
-        records.append(record)
+        if is_whole(record):
+            records.append(record)
+        else:
+            broken += 1
+    notes = []
     if torn:
-        notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out")
-    return records, notes
+        notes.append(f"{path.name}: {counted(torn, 'torn line')} left out")
+    if broken:
+        why = "a field is missing, or a number is NaN or infinite"
+        notes.append(f"{path.name}: {counted(broken, 'record')} left out: {why}")
+    headers = [index for index, record in enumerate(records) if record["kind"] == "header"]
+    first = headers[0] if headers else len(records)
+    if first:
+        notes.append(f"{path.name}: its header is torn: records before the next one are left out")
+    return records[first:], notes
 
 
-def is_whole(record: dict[str, Any]) -> bool:
+def is_whole(record: Json) -> bool:
     """Whether a record holds what its kind needs, so that its readers can rely on it."""
     kind = record["kind"]
-    types = dict(NEEDED.get(kind, {}))  # of the fields, by name
-    if kind == "header":
-        types |= NEEDED_OF.get(str(record.get("of")), {})
-    for name, optional_type in MAY_HAVE.items():
-        if name in record:
-            types[name] = optional_type
-    if not all(isinstance(record.get(name), type_) for name, type_ in types.items()):
+    checked = KINDS.get(f"{kind} of {record.get('of')}", KINDS.get(kind, ANY_KIND))
+    try:
+        checked.validate_python(record, strict=True)
+    except ValidationError:
         return False
-
-    numbers = []
-    for name, type_ in types.items():
-        if type_ is NUMBER:
-            numbers.append(record[name])
-    if kind in ("step", "total"):
-        numbers += record["p"].values()
-    if kind == "sample":
-        numbers += record["cpu"]
-    return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
+    return True
 
 
 WRITTEN = ("config.yaml", "summary.json", "metrics.csv", "records")
@@ -470,7 +467,6 @@ def read_run(folder: str | Path) -> RunRecords:
         run.job = _mapping(folder / "job.json", run.notes)
     if (folder / "fidelity.json").exists():
         run.fidelity = _mapping(folder / "fidelity.json", run.notes)
-    run.latency = _latency_rows(folder, run.notes)
 
     # The files samples.*.jsonl are an audit's, not for a report.
     files = sorted((folder / "records").glob("*.jsonl"))
@@ -480,7 +476,13 @@ def read_run(folder: str | Path) -> RunRecords:
             "the run has no records (monitor.enabled=false, or it stopped before the first step)"
         )
     for file in files:
-        _sort_in(run, _usable_records(file, run.notes))
+        try:
+            records, notes_of_file = read_lines(file)
+        except OSError as error:
+            run.notes.append(f"{file.name} is left out: {error.strerror}")
+            continue
+        run.notes += notes_of_file
+        _sort_in(run, records)
 
     # A resumed run repeats the steps after its checkpoint: the newest counts.
     for rank, steps in run.steps.items():
@@ -490,51 +492,11 @@ def read_run(folder: str | Path) -> RunRecords:
 
     # The summary of a run that has been resumed since describes its first part: that run has not ended.
     summary_file = folder / "summary.json"
-    if summary_file.is_file():
-        written_t = summary_file.stat().st_mtime
-        if any(header.get("t", 0.0) > written_t for header in run.headers.values()):
-            run.summary = dict(run.summary)
-            run.summary.pop("status", None)
-            run.summary.pop("error", None)
+    begun_t = max((header.get("t", 0.0) for header in run.headers.values()), default=0.0)
+    if summary_file.is_file() and begun_t > summary_file.stat().st_mtime:
+        ended = ("status", "error")
+        run.summary = {key: value for key, value in run.summary.items() if key not in ended}
     return run
-
-
-def _latency_rows(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The rows of the run's ``latency.json`` that have all their fields; [] without one of the present weights.
-
-    Adds to ``notes`` why it is left out.
-    """
-    needed = {"model", "runtime", "threads", "batch", "median_ms"}
-    content = read_of_weights(folder, LATENCY, notes.append)
-    complete = []
-    for row in content.get("rows") or []:
-        if isinstance(row, dict) and needed <= set(row):
-            complete.append(row)
-    return complete
-
-
-def _usable_records(file: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The whole records of a file from its first header on; ``notes`` gets what is left out."""
-    try:
-        lines, notes_of_file = read_lines(file)
-    except OSError as error:
-        notes.append(f"{file.name} is left out: {error.strerror}")
-        return []
-    notes += notes_of_file
-
-    records = [record for record in lines if is_whole(record)]
-    missing = len(lines) - len(records)
-    if missing:
-        notes.append(
-            f"{file.name}: {missing} record{'s' * (missing > 1)} left out: "
-            "a field is missing, or a number is NaN or infinite"
-        )
-
-    headers = [index for index, record in enumerate(records) if record["kind"] == "header"]
-    first_header = headers[0] if headers else len(records)
-    if first_header > 0:
-        notes.append(f"{file.name}: its header is torn: records before the next one are left out")
-    return records[first_header:]
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
@@ -545,16 +507,14 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
         newest: how many, by the time of their last change.
     """
     here = folder.resolve()
-    files = []
-    for file in here.parent.glob("*/metrics.csv"):
-        if file.parent != here and not file.parent.is_symlink():
-            files.append(file)
+    files = [
+        file
+        for file in here.parent.glob("*/metrics.csv")
+        if file.parent != here and not file.parent.is_symlink()
+    ]
     files.sort(key=lambda file: file.stat().st_mtime_ns)
-    rows = {}
-    for file in files[-newest:]:
-        run_folder = file.parent
-        rows[f"{run_folder.parent.name}/{run_folder.name}"] = _metrics(file, [])
-    return rows
+    names = {file: f"{file.parent.parent.name}/{file.parent.name}" for file in files[-newest:]}
+    return {name: _metrics(file, []) for file, name in names.items()}
 
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
@@ -562,7 +522,7 @@ def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
 
     A file has several headers where a run was resumed.
     """
-    header = {}
+    header: Json = {}
     for record in records:
         kind = record["kind"]
         if kind == "header":
@@ -584,7 +544,7 @@ def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
             run.health.append(record)
 
 
-def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
+def _keep_header(run: RunRecords, record: Json) -> None:
     """Puts a file's header where its records go in ``run``; each kind of records has its own place."""
     if record["of"] == "steps":
         run.headers[record["rank"]] = record
@@ -596,21 +556,21 @@ def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
         run.counts = record.get("counts", {})
 
 
-def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
+def _mapping(file: Path, notes: list[str]) -> Json:
     """The mapping in a JSON or YAML file; {} where that can't be read, and ``notes`` gets the reason."""
+    content = None
     try:
         text = text_of(file)
         content = json_of(text) if file.suffix == ".json" else yaml_of(text)
-        if isinstance(content, dict):
-            return content
-        notes.append(f"{file.name} is {'empty' if content is None else 'no mapping'}")
     except FileNotFoundError:
         notes.append(f"{file.name} is missing")
-    except RefusedFile as error:
-        notes.append(f"{file.name} can't be read: it {error.strerror}")
+        return {}
     except (OSError, ValueError):
+        pass
+    if not isinstance(content, dict):
         notes.append(f"{file.name} can't be read")
-    return {}
+        return {}
+    return content
 
 
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
@@ -621,18 +581,14 @@ def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     if not file.exists():
         return []
     rows: dict[int, dict[str, float]] = {}  # by their number
-    every = 1
-    most = MOST_ROWS
-    number = 0
+    every, most, number = 1, MOST_ROWS, 0
     try:
         with lines_of(file, LARGEST_LOG) as lines:
             for number, texts in enumerate(csv.DictReader(lines), start=1):
                 row = {}
                 for name, text in texts.items():
-                    if not name or not text:
-                        continue
                     with suppress(TypeError, ValueError):
-                        row[name] = float(text)
+                        row[str(name)] = float(text)
                 if number % every == 0 or _is_validation(row):
                     rows[number] = row
                 if len(rows) >= most:

@@ -1,20 +1,21 @@
 """A run, explained: what limits it, and by which rules its machine or its training is unusual."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 from kd.proof.luck import CHANCE_SIGMAS
 from kd.report import judges
 from kd.report.facts import STUDENT_PHASES, Facts
-from kd.report.judges import Evidence
+from kd.report.judges import Evidence, fires, often
 from kd.report.limits import LEADS, LIMITS, UNNAMED, WORTH, Finding, Limit, student_bound
 from kd.report.plain_words import in_plain_words
 from kd.report.records import PHASES, RunRecords
-from kd.report.series import OfGpu, OfMachine, OfRun
-from kd.report.step_facts import phase_share
+from kd.report.series import Series
+from kd.report.step_facts import gpus_of, hot_cores_text, mean, phase_share, slow_rank
+from kd.storage.elsewhere import Json
 
 BOUNDS = (
     "data",
@@ -48,17 +49,17 @@ class Rule:
     judge: Callable[..., Evidence]
     """Takes the series, then the thresholds by name."""
     reads: tuple[str, ...]
-    """The series, attributes of :attr:`of`."""
+    """The series' names (:mod:`kd.report.series`)."""
     text: str
     """The evidence, with the judge's values and the thresholds in their places."""
     lever: str
     """What to do."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Those that a user can set, with their defaults; whole numbers are counts."""
-    of: type = OfRun
-    """What has the series: the run, each machine or each GPU."""
+    of: str = "run"
+    """What has the series: the run, each ``machine`` or each ``gpu``."""
     when: str = ""
-    """An attribute that must be there (not None) and hold for the rule to be applied."""
+    """A series that must be there (not None) and hold for the rule to be applied."""
     needs_steps: bool = True
     """It says little of a run with fewer than :data:`FEWEST` steps."""
 
@@ -69,15 +70,27 @@ class Rule:
         if evidence is None:
             return None
         text = evidence.get("text", self.text).format(**{**used, **evidence})
-        return Finding(self.name, text, evidence.get("lever", self.lever))
+        return Finding(self.name, text, evidence.get("lever") or self.lever)
 
-    def applied_to(self, scope: object, thresholds: Mapping[str, float]) -> Finding | None:
+    def applied_to(self, series: Series, thresholds: Mapping[str, float]) -> Finding | None:
         """:meth:`__call__` on the series of a run, a machine or a GPU."""
-        if self.when:
-            holds = attrgetter(self.when)(scope)
-            if holds is None or holds is False:
-                return None
-        return self(*(attrgetter(name)(scope) for name in self.reads), **thresholds)
+        holds = series[self.when] if self.when else True
+        if holds is None or holds is False:
+            return None
+        return self(*(series[name] for name in self.reads), **thresholds)
+
+
+def _too_long(seconds: float, limit_s: float) -> Evidence:
+    """It takes more than ``limit_s`` seconds."""
+    return fires(seconds > limit_s, minutes=seconds / 60)
+
+
+def _hot_cores(
+    cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), *, busy: float
+) -> Evidence:
+    """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
+    text = hot_cores_text(cores)
+    return fires(text and not (gpu and mean(gpu) >= busy), words=text)
 
 
 # The names, thresholds and warm-up lengths are those of the SageMaker Debugger's built-in rules where it has such a rule
@@ -87,66 +100,69 @@ _ALL = (
     Rule("CPUBottleneck", judges.full_while_idle, ("cpu", "gpu"),
          "CPU above {high:.0f} % and GPU below {low:.0f} % in {part:.0%} of the samples",
          "move work off the CPU, or give it more cores",
-         {"high": 90.0, "low": 10.0, "share": 0.5, "skip": 100}, OfMachine),
+         {"high": 90.0, "low": 10.0, "share": 0.5, "skip": 100}, "machine"),
     Rule("IOBottleneck", judges.full_while_idle, ("iowait", "gpu_or_idle"),
          "I/O wait above {high:.0f} % in {part:.0%} of the samples",
          "a faster disk, a local copy of the data, or fewer and larger files",
-         {"high": 50.0, "low": 70.0, "share": 0.5, "skip": 1000}, OfMachine),
+         {"high": 50.0, "low": 70.0, "share": 0.5, "skip": 1000}, "machine"),
     Rule("LowGPUUtilization", judges.low_use, ("gpu",),
          "p95 of GPU utilisation is {p95:.0f} %", "the phases of a step show what the GPU waits for (report.html)",
-         {"low": 70.0, "floor": 10.0, "window": 500, "skip": 1000}, OfMachine),
+         {"low": 70.0, "floor": 10.0, "window": 500, "skip": 1000}, "machine"),
     Rule("BatchSize", judges.room_left, ("cpu", "gpu", "gpu_memory"),
          "p95 of CPU {cpu:.0f} %, GPU {gpu:.0f} %, GPU memory {memory:.0f} %",
          "a larger data.batch_size (with a learning rate to match)",
-         {"low": 70.0, "window": 500, "skip": 100}, OfMachine, when="free"),
+         {"low": 70.0, "window": 500, "skip": 100}, "machine", when="free"),
     Rule("GPUMemoryIncrease", judges.growth, ("used_memory",),
          "GPU memory grew steadily from {first:.0f} to {last:.0f} %",
          "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
-         {"increase": 0.1, "window": 500, "skip": 100}, OfGpu),
+         {"increase": 0.1, "window": 500, "skip": 100}, "gpu"),
     Rule("MemoryLeak", judges.growth, ("rss_mb",),
          "memory grew steadily from {first:.0f} to {last:.0f} MB",
          "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
-         {"increase": 0.1, "least_mb": 100.0, "skip": 20}, OfMachine),
+         {"increase": 0.1, "least_mb": 100.0, "skip": 20}, "machine"),
     Rule("LoadBalancing", judges.unbalanced, ("gpus",),
          "GPU {busy} is used {most:.0f} %, GPU {idle} {least:.0f} %", "give all devices the same share of work",
-         {"imbalance": 0.5, "skip": 10}, OfMachine),
-    Rule("SlowRank", judges.late_rank, ("facts.compute_ms",),
+         {"imbalance": 0.5, "skip": 10}, "machine"),
+    Rule("SlowRank", slow_rank, ("compute_ms",),
          "rank {rank} computes {extra:.0f} ms a step longer than the median of the others",
          "check its machine (throttling, other jobs, a slow disk)", {"late": 1.15}),
-    Rule("StepOutlier", judges.outliers, ("facts.steps_ms",),
+    Rule("StepOutlier", judges.outliers, ("steps_ms",),
          "{count} steps are {sigma:.0f} sigma above the mean of {mean:.0f} ms (slowest {most:.0f} ms)",
          "see which phase is long in them", {"sigma": 5.0, "ignore": 10}),
-    Rule("MaxInitializationTime", judges.too_long, ("facts.startup_s",),
+    Rule("MaxInitializationTime", _too_long, ("startup_s",),
          "start-up took {minutes:.0f} min", "copy or prepare data beforehand", {"limit_s": 1200.0}, needs_steps=False),
     Rule("Dataloader", judges.loaders,
-         ("data_share", "facts.workers", "facts.threads", "facts.cores", "facts.processes", "facts.other_cores"),
-         "{part:.0%} of the step waits for data while {unused} not used",
+         ("data_share", "workers", "threads", "cores", "processes", "other_cores", "data_lever"),
+         "{part:.0%} of the step waits for data with {unused} to spare",
          "data.num_workers=auto tries 0, 1, 2, ... under the real step", {"low": 0.1}, when="data_share"),
-    Rule("HotCores", judges.hot_cores, ("facts.core_use_after_start", "gpu_use"), "{words}",
+    Rule("HotCores", _hot_cores, ("core_use_after_start", "gpu_use"), "{words}",
          "fewer loader processes (data.num_workers), or processes bound to cores of their own", {"busy": 70.0}),
-    Rule("EfaMissing", judges.is_value("Socket"), ("header.efa_network",),
+    Rule("EfaMissing", lambda network: fires(network == "Socket"), ("header.efa_network",),
          "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)",
          "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)", needs_steps=False),
-    Rule("PhaseVariation", judges.swings, ("facts.swing",), "{words} although nothing changes its shapes",
+    Rule("PhaseVariation", lambda swing: fires(swing, words=swing and swing.text()), ("swing",),
+         "{words} although nothing changes its shapes",
          "check for other programs on the machine, and for a device that lowers its clocks"),
     Rule("SchedulerDelay", judges.delayed,
-         ("facts.thread_wait", "facts.loader_wait", "facts.delayed_thread", "facts.processes", "facts.workers",
-          "facts.other_cores"),
+         ("thread_wait", "loader_wait", "delayed_thread", "processes", "workers",
+          "other_cores"),
          "waiting for a free core: {words} of the time", "more cores", {"at": 0.2}),
     Rule("Throttling", judges.throttled, ("lowered",),
          "the GPU lowered its clocks in {part:.0%} of the samples ({names})", "cooling, or a higher power limit",
-         {"share": 0.05}, OfGpu),
-    Rule("Swap", judges.swapped, ("swap_mb",), "swap grew by {growth:.0f} MB",
-         "fewer loader processes, smaller batches", {"grown_mb": 200.0}, OfMachine),
+         {"share": 0.05}, "gpu"),
+    Rule("Swap", lambda mb, grown_mb: fires(mb and max(mb) - mb[0] >= grown_mb, growth=mb and max(mb) - mb[0]), ("swap_mb",),
+         "swap grew by {growth:.0f} MB",
+         "fewer loader processes, smaller batches", {"grown_mb": 200.0}, "machine"),
     # losses, tensors and metrics
-    Rule("LossNotDecreasing", judges.flat_loss, ("losses",), "train/loss went from {first:.3f} to {last:.3f}",
+    Rule("LossNotDecreasing", judges.flat_loss, ("losses",), "train/loss went from {first:.4g} to {last:.4g}",
          "the learning rate (optim.lr), the labels, the loss weights", {"percent": 0.1, "least": 20}),
     Rule("LossRising", judges.rising_loss, ("losses",), "train/loss went from {start:.3g} to {now:.3g}{times}",
          "a lower optim.lr (the usual reason), longer optim.warmup_epochs", {"factor": 3.0, "first": 3, "newest": 3}),
     Rule("Overfit", judges.overfit, ("epoch.train/loss", "val", "metric"),
          "{metric} fell from {before} to {now} while train/loss still falls",
          "stronger data.augment, fewer epochs; the best epoch is exported anyway", {"drop": 0.03, "patience": 3}),
-    Rule("VanishingGradient", judges.vanishing, ("known.grad_norm",),
+    Rule("VanishingGradient", lambda norms, least, share: often([norm < least for norm in norms], share),
+         ("known.grad_norm",),
          "the gradient's norm is below {least:g} in {part:.0%} of the readings",
          "activations that saturate, loss weights near 0, a frozen part", {"least": 1e-7, "share": 0.5}),
     Rule("ExplodingTensor", judges.exploding, ("recorded.grad_norm",),
@@ -184,20 +200,23 @@ _ALL = (
          "agreement with the teacher has stayed at {agreement:.1%} for {patience} epochs and {names} no longer {falls}",
          "the weight of the distillation losses, the temperature", {"flat": 0.01, "patience": 3, "below": 0.8}),
     Rule("WorseThanStart", judges.worse_than_start,
-         ("start_value", "last_value", "pictures", "metric", "exported_epoch", "levers"),
+         ("start_value", "last_value", "pictures", "metric", "exported_epoch", "student.lr"),
          "{metric} was {before} before the first step and is {now} after the last epoch: training has undone part of what "
-         "it began with; {kept}", "a lower optim.lr", {"drop": 0.02}, when="done", needs_steps=False),
-    Rule("NoStart", judges.is_value("scratch"), ("student.start",),
+         "it began with; {kept}",
+         "a lower optim.lr", {"drop": 0.02}, when="done", needs_steps=False),
+    Rule("NoStart", lambda start: fires(start == "scratch"), ("student.start",),
          "the student began with random weights, as stored answers have no layers",
          "model.student.pretrained=true or model.student.checkpoint=FILE of a backbone gives it a start",
          when="header.stored_teacher", needs_steps=False),
-    Rule("StudentUnderTrained", judges.under_trained, ("val", "epoch.val/agreement", "student.start", "metric"),
+    Rule("StudentUnderTrained", judges.under_trained,
+         ("val", "epoch.val/agreement", "student.start", "metric", "pictures", "start_value"),
          "{rose}, with {agreement:.1%} agreement with the teacher: the student is under-trained",
          "more trainer.max_epochs", {"gain": 0.01, "part": 0.2, "below": 0.8, "least": 5}, when="done"),
-    Rule("TemperatureTooHigh", judges.mean_outside, ("known.teacher_entropy",),
+    Rule("TemperatureTooHigh", judges.near_uniform, ("known.teacher_entropy", "guesses"),
          "at this temperature the teacher's answers are nearly uniform (entropy {level:.1%} of its maximum)",
          "a lower temperature of the distillation loss", {"high": 0.98}),
-    Rule("TemperatureTooLow", judges.mean_outside, ("known.teacher_entropy",),
+    Rule("TemperatureTooLow", lambda entropy, low: fires(mean(entropy) < low, level=mean(entropy)),
+         ("known.teacher_entropy",),
          "at this temperature the teacher's answers are nearly one-hot (entropy {level:.1%} of its maximum)",
          "a higher temperature of the distillation loss", {"low": 0.02}),
     Rule("LossTermDominates", judges.dominant_term, ("newest.loss_shares",), "'{name}' is {value:.0%} of the loss",
@@ -205,7 +224,7 @@ _ALL = (
     Rule("Overtraining", judges.overtrained, ("val", "epoch.val/kl", "metric"),
          "{metric} has been no better than {best} for {patience} epochs{no_lower}",
          "stop here: the best epoch is exported; or a lower optim.lr", {"patience": 10, "delta": 0.001}),
-    Rule("StalledTraining", judges.too_long, ("silent_s",), "no step has ended for {minutes:.0f} min",
+    Rule("StalledTraining", _too_long, ("silent_s",), "no step has ended for {minutes:.0f} min",
          "a rank that waits for another, a disk or a store that does not answer, a process that is gone",
          {"limit_s": 1800.0}, when="silent_s", needs_steps=False),
     Rule("SimilarAcrossRuns", judges.same_losses, ("loss_by_step", "siblings"),
@@ -241,39 +260,32 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     grouped: dict[str, dict[str, float]] = {}
     for key, value in thresholds.items():
         rule, _, argument = key.partition(".")
-        of_rule = grouped.setdefault(rule, {})
-        if isinstance(value, Mapping):
-            of_rule.update(value)
-        else:
-            of_rule[argument] = value
+        of_rule = value if isinstance(value, Mapping) else {argument: value}
+        grouped.setdefault(rule, {}).update(of_rule)
     return grouped
 
 
 def findings_of(
-    scopes: Iterable[object], thresholds: Thresholds, failures: list[str]
+    scopes: Sequence[Series], thresholds: Thresholds, failures: list[str]
 ) -> list[Finding]:
     """The findings of all rules, in their order. A rule that fails does not stop the others.
 
     Args:
-        scopes: the run, its machines and its GPUs.
+        scopes: the series of the run, its machines and its GPUs.
         thresholds: set by the user.
         failures: gets a message for each rule that fails.
     """
-    scopes = list(scopes)
     of_user = by_rule(thresholds)
     findings = []
     for rule in RULES.values():
-        counts = counts_of(rule.name)
-        own = {}  # settings hold counts as floats
-        for name, value in of_user.get(rule.name, {}).items():
-            own[name] = int(value) if name in counts else value
-        for scope in scopes:
-            if isinstance(scope, rule.of):
-                call = partial(rule.applied_to, scope, own)
-                finding = attempt(f"rule {rule.name}", failures, call)
-                if finding is not None:
-                    findings.append(finding)
-    return findings
+        counts = counts_of(rule.name)  # settings hold counts as floats
+        own = of_user.get(rule.name, {})
+        own = {name: int(value) if name in counts else value for name, value in own.items()}
+        for series in scopes:
+            if series.of == rule.of:
+                call = partial(rule.applied_to, series, own)
+                findings.append(attempt(f"rule {rule.name}", failures, call))
+    return [finding for finding in findings if finding is not None]
 
 
 Result = TypeVar("Result")
@@ -325,27 +337,21 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     least = WORTH / 1.05  # gains are estimates
     worthy = []
     for name, limit_of in LIMITS.items():
-        call = partial(limit_of, facts)
-        limit = attempt(f"limit {name}", failures, call)
+        limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
         if limit is not None and limit.gain is not None and limit.gain >= least:
             worthy.append((limit.gain, limit))
     worthy.sort(key=itemgetter(0), reverse=True)
 
     # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.
-    of_shown = [pair for pair in worthy if pair[1].bound == shown]
-    stay = [pair for pair in of_shown if pair[0] >= STAYS]
-    lead = [pair for pair in worthy if pair[0] >= LEADS]
-    lead = lead or stay
+    stay = [pair for pair in worthy if pair[1].bound == shown and pair[0] >= STAYS]
+    lead = [pair for pair in worthy if pair[0] >= LEADS] or stay
     if stay and lead[0][0] < AHEAD * stay[0][0]:
         lead = stay
-    others = [limit for _, limit in worthy]
     if not lead:
-        healthy = student_bound(facts, alone=not worthy)
-        first = healthy or _largest_phase(facts)
-        return [first, *others]
+        first = student_bound(facts, alone=not worthy) or _largest_phase(facts)
+        return [first, *(limit for _, limit in worthy)]
     _, first = lead[0]
-    others.remove(first)
-    return [first, *others]
+    return [first, *(limit for _, limit in worthy if limit is not first)]
 
 
 def _largest_phase(facts: Facts) -> Limit:
@@ -353,13 +359,14 @@ def _largest_phase(facts: Facts) -> Limit:
     shares = {}
     own = 0.0
     for name in PHASES:
+        part = phase_share(facts.phases, name)
         if name in STUDENT_PHASES:
-            own += phase_share(facts.phases, name)
+            own += part
         else:
-            shares[f"the {name}"] = phase_share(facts.phases, name)
+            shares[f"the {name}"] = part
     shares["the student's own training"] = own
     shares[UNNAMED] = shares.pop("the rest")
-    largest = max(shares, key=lambda name: shares[name])
+    largest = max(shares, key=shares.__getitem__)
     text = f"no part of the step stands out; most of it ({shares[largest]:.0%}) is {largest}"
     return Limit("none", text, "", None)
 
@@ -421,7 +428,7 @@ class Explained:
         return replace(evidence, text=text, lever=lever)
 
     @cached_property
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self) -> Json:
         """The headline as ``summary.json`` holds it; it needs :data:`FEWEST` steps.
 
         ``bound``, ``text``, ``lever``, ``predicted_speedup`` (None: unknown), ``phases_ms``; ``others``, the further
@@ -429,23 +436,18 @@ class Explained:
         """
         facts = self.facts
         phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
-        if not self.limits or facts.steps_counted < FEWEST:
-            text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
-            return {
-                "bound": "none",
-                "text": text,
-                "lever": "",
-                "predicted_speedup": None,
-                "phases_ms": phases,
-            }
-        first, *others = self.limits
+        first, others = Limit("none", "", "", None), {}
+        text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
+        if self.limits and facts.steps_counted >= FEWEST:
+            first, *rest = self.limits
+            text, others = sentence(first), {"others": [asdict(limit) for limit in rest]}
         return {
             "bound": first.bound,
-            "text": sentence(first),
+            "text": text,
             "lever": first.lever,
             "predicted_speedup": round(first.gain, 2) if first.gain else None,
             "phases_ms": phases,
-            "others": [asdict(limit) for limit in others],
+            **others,
         }
 
     @cached_property
@@ -467,19 +469,18 @@ class Explained:
                 worded.append(self._worded(finding))
         return worded
 
-    def _scopes(self) -> list[object]:
-        """What has series: the run, each machine and each of its GPUs; one that fails is named and left out."""
+    def _scopes(self) -> list[Series]:
+        """What has series: the run, each machine and each of its GPUs.
+
+        Samples that lack a GPU are left out. A larger batch may be suggested where neither host, input nor network limits
+        the run: it is ``free``.
+        """
         first = self.limits[0].bound if self.limits else ""
         free = first not in ("host", "data", "communication")
-        of_run = OfRun(self.facts)
-        scopes: list[object] = [of_run]
-        for node, samples in self.run.samples.items():
-            of_machine = partial(OfMachine, samples, free)
-            machine = attempt(f"rules of the machine {node}", self.failures, of_machine)
-            if machine is None:
-                continue
-            scopes.append(machine)
-            for reading in machine.readings:
-                gpu = OfGpu(reading)
-                scopes.append(gpu)
+        scopes = [Series("run", self.facts)]
+        for samples in self.run.samples.values():
+            most = max(len(sample.get("gpu", [])) for sample in samples)
+            whole = [sample for sample in samples if len(sample.get("gpu", [])) == most]
+            scopes.append(Series("machine", whole, free=free))
+            scopes += [Series("gpu", readings) for readings in gpus_of(whole)]
         return scopes

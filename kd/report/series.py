@@ -1,275 +1,222 @@
-"""The series that rules read, by name: attributes of a machine, of one of its GPUs, and of the run. None: not judged."""
+"""The series that rules read, by name: functions of a run, of a machine and of one of its GPUs. None: not judged."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
+from kd.proof.luck import CHANCE_SIGMAS
 from kd.report.charts import by_epoch
 from kd.report.facts import Facts
+from kd.report.judges import weak_teacher
+from kd.report.limits import data_bound
 from kd.report.metric import less_is_better
-from kd.report.ratio import share
+from kd.report.ratio import Number, share
 from kd.report.records import Sample, read_siblings
 from kd.report.step_facts import gpus_of, known_utilisation, mean, phase_share
+from kd.storage.elsewhere import Json
 
 
-class OfMachine:
-    """A machine's samples, as series of equal length.
-
-    Args:
-        samples: in order of time.
-        free: whether neither host, input nor network limits the run: then a larger batch may be suggested.
-    """
-
-    def __init__(self, samples: Sequence[Sample], free: bool) -> None:
-        """Samples that lack a GPU are left out."""
-        counts = [len(sample.get("gpu", [])) for sample in samples]
-        most = max(counts, default=0)
-        self.samples = []
-        for sample, count in zip(samples, counts, strict=True):
-            if count == most:
-                self.samples.append(sample)
-        self.free = free
-        self.readings = gpus_of(self.samples)
-
-    @cached_property
-    def cpu(self) -> list[float]:
-        """Mean use of the cores, %."""
-        return [mean(sample["cpu"]) for sample in self.samples]
-
-    @cached_property
-    def iowait(self) -> list[float]:
-        """%."""
-        return [sample.get("iowait", 0.0) for sample in self.samples]
-
-    @cached_property
-    def gpus(self) -> list[list[float]]:
-        """Use of each GPU, %; [] of one whose use is not known: the place in the list is the GPU's number.
-
-        NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
-        """
-        use = [_complete(readings, "util") for readings in self.readings]
-        return use if any(any(values) for values in use) else []
-
-    @cached_property
-    def gpu(self) -> list[float]:
-        """Mean use of the GPUs, %; [] where none is known."""
-        return [mean(values) for values in zip(*filter(None, self.gpus), strict=True)]
-
-    @cached_property
-    def gpu_or_idle(self) -> list[float]:
-        """:attr:`gpu`; 0 % without any."""
-        return self.gpu or [0.0] * len(self.samples)
-
-    @cached_property
-    def gpu_memory(self) -> list[float]:
-        """Mean use of the GPUs' memory, %."""
-        used = [_complete(readings, "mem") for readings in self.readings]
-        return [mean(values) for values in zip(*filter(None, used), strict=True)]
-
-    @cached_property
-    def rss_mb(self) -> list[float]:
-        """Memory of the training and its loader processes, MB."""
-        return [sample["rss_mb"] for sample in self.samples if "rss_mb" in sample]
-
-    @cached_property
-    def swap_mb(self) -> list[float]:
-        """Swap in use, MB."""
-        return [sample["swap_mb"] for sample in self.samples if "swap_mb" in sample]
+def _values(rows: Sequence[Any], key: str) -> list[Any]:
+    """The values of ``key`` in the rows that have one."""
+    return [row[key] for row in rows if key in row]
 
 
-class OfGpu:
-    """The readings of one GPU, one a sample."""
-
-    def __init__(self, readings: Sequence[Mapping[str, Any]]) -> None:
-        self.readings = readings
-
-    @cached_property
-    def used_memory(self) -> list[float]:
-        """%; [] where a reading lacks it."""
-        return _complete(self.readings, "mem")
-
-    @cached_property
-    def lowered(self) -> list[list[str]]:
-        """Why its clocks were lowered, in each sample."""
-        return [reading.get("throttle", []) for reading in self.readings]
-
-
-def _complete(readings: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def _complete(readings: Sequence[Json], key: str) -> list[float]:
     """The values of ``key``; [] where a reading lacks one: unknown is not 0."""
     values = [reading.get(key) for reading in readings]
     return [] if None in values else values  # type: ignore[return-value]
 
 
-class _Named:
-    """Series by their names: ``attribute -> series``."""
+# -- of a machine ------------------------------------------------------------------------------------------------------
+def _gpus(samples: Sequence[Sample]) -> list[list[float]]:
+    """Use of each GPU, %; [] of one whose use is not known: the place in the list is the GPU's number.
 
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self._read = read
-
-    def __getattr__(self, name: str) -> Any:
-        return self._read(name)
-
-
-class OfRun:
-    """The steps, the start, the losses and the student of a run."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-        self.run = facts.run
-        self.done = self.run.summary.get("status") == "done"
-        self.still_trains = "status" not in self.run.summary
-        """Or was killed."""
-        self.metric = f"val/{self.run.primary}"
-        health = self.run.health or [{}]
-        self.header = _Named(facts.header.get)
-        """A value of the typical rank's header; None without it."""
-        self.student = _Named(self.run.student.get)
-        """A value of the student's part of the summary; None without it."""
-        self.teacher = _Named(self.run.teacher.get)
-        """Likewise, of the teacher's."""
-        self.epoch = _Named(lambda name: list(by_epoch(self.run, name).values()))
-        """A column of ``metrics.csv``: its newest value of each epoch."""
-        self.recorded = _Named(lambda name: [r[name] for r in self.run.health if name in r])
-        """A value of the health records, in order."""
-        self.known = _Named(
-            lambda name: [v for v in getattr(self.recorded, name) if v not in (None, {})]
-        )
-        """Likewise, without readings that were NaN, infinite or empty."""
-        self.first = _Named(lambda name: health[0].get(name, {}))
-        """A value by layer in the first health record."""
-        self.newest = _Named(lambda name: health[-1].get(name, {}))
-        """Likewise, in the newest."""
-
-    # -- steps and the machine -----------------------------------------------------------------------------------------
-    @cached_property
-    def gpu_use(self) -> list[float]:
-        """Of all GPUs and samples, %."""
-        return known_utilisation(self.facts.samples)
-
-    @cached_property
-    def silent_s(self) -> float | None:
-        """Seconds since the newest step of a run without a status."""
-        if not self.still_trains or not self.facts.steps:
-            return None
-        return time.time() - self.facts.steps[-1]["t"]
-
-    @cached_property
-    def data_share(self) -> float | None:
-        """Share of the step that waits for its batch; None where loader processes are not known, or a tier makes batches."""
-        known = self.facts.header and self.facts.workers_known and not self.run.tier
-        return phase_share(self.facts.phases, "data") if known else None
-
-    # -- losses, classes, teacher --------------------------------------------------------------------------------------
-    @cached_property
-    def losses(self) -> list[float]:
-        """The training loss, by logged step."""
-        return [row["train/loss"] for row in self.run.metrics if "train/loss" in row]
-
-    @cached_property
-    def loss_by_step(self) -> dict[float, float]:
-        """The training loss by step."""
-        return _loss_by_step(self.run.metrics)
-
-    @cached_property
-    def siblings(self) -> dict[str, dict[float, float]]:
-        """The same of other runs of the recipe, by name."""
-        if len(self.loss_by_step) < 5:
-            return {}
-        others = read_siblings(self.run.folder)
-        return {name: _loss_by_step(metrics) for name, metrics in others.items()}
-
-    @cached_property
-    def class_counts(self) -> list[int] | None:
-        """Training pictures by class; None where classes are drawn equally often."""
-        if (self.run.config.get("data") or {}).get("balance_classes") is True:
-            return None
-        return self.run.counts.get("train", [])
-
-    @cached_property
-    def teacher_acc1(self) -> float | None:
-        """The teacher's accuracy; None where it was not measured on counted pictures."""
-        return (self.run.teacher.get("val") or {}).get("acc1") if self.judged else None
-
-    @cached_property
-    def chance(self) -> float:
-        """The share of the most frequent class of the validation pictures."""
-        counts = self.run.counts.get("val", [])
-        return share(max(counts, default=0), sum(counts))
-
-    @cached_property
-    def judged(self) -> int:
-        """Validation pictures that the teacher has seen."""
-        counted = sum(self.run.counts.get("val", []))
-        return self.run.teacher.get("pictures", counted) if counted else 0
-
-    # -- the student by epoch ------------------------------------------------------------------------------------------
-    @cached_property
-    def val(self) -> list[float]:
-        """The main metric by epoch; [] of an error, as the rules read a metric that should rise."""
-        return [] if less_is_better(self.run.primary) else getattr(self.epoch, self.metric)
-
-    @cached_property
-    def distill_losses(self) -> dict[str, list[float]]:
-        """The training losses by epoch, without the loss on labels, by their columns of ``metrics.csv``."""
-        columns = sorted({column for row in self.run.metrics for column in row})
-        losses = {}
-        for column in columns:
-            if column.startswith("train/") and column.endswith("_loss"):
-                losses[column] = getattr(self.epoch, column)
-        losses.pop("train/task_loss", None)
-        return losses
-
-    @cached_property
-    def pictures(self) -> int:
-        """Validation pictures."""
-        return int(next(iter(self.run.headers.values()), {}).get("val", 0))
-
-    @cached_property
-    def start_value(self) -> float | None:
-        """The main metric before the first step."""
-        return (self.run.student.get("start_val") or {}).get(self.run.primary)
-
-    @cached_property
-    def last_value(self) -> float | None:
-        """The main metric after the last epoch."""
-        return (self.run.student.get("val") or {}).get(self.run.primary)
-
-    @cached_property
-    def exported_epoch(self) -> int:
-        """The epoch that is exported, from 1; 0: the start."""
-        return int((self.run.student.get("best_val") or {}).get("epoch", 0))
-
-    @cached_property
-    def levers(self) -> list[str]:
-        """What the settings suggest to try where training has made the student worse."""
-        model = self.run.config.get("model") or {}
-        levers = ["a lower optim.lr"]
-        if "lr" in self.run.student:
-            levers = [f"a lower optim.lr (it was {self.run.student['lr']:g})"]
-        if self.run.teacher and not model.get("distill_losses"):
-            levers.append("the recipe's model.distill_losses instead of labels alone")
-        elif self.run.teacher and model.get("task_loss_weight"):
-            levers.append("a smaller model.task_loss_weight")
-        return levers
-
-    # -- mistakes ------------------------------------------------------------------------------------------------------
-    @cached_property
-    def confusions(self) -> list[tuple[str, str, int]]:
-        """Class, the class it is taken for, and how often, in the best validation; [] without one label a picture."""
-        counted = self.run.fidelity
-        if counted.get("kind") != "classification":
-            return []
-        return [(pair["is"], pair["called"], pair["student"]) for pair in counted["confusions"]]
-
-    @cached_property
-    def val_counts(self) -> dict[str, int]:
-        """Validation pictures by class."""
-        return {row["name"]: row["count"] for row in self.run.fidelity.get("per_class", [])}
+    NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
+    """
+    use = [_complete(readings, "util") for readings in gpus_of(samples)]
+    return use if any(any(values) for values in use) else []
 
 
+def _means(gpus: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of the GPUs that have values, one a sample; [] without any."""
+    return [mean(values) for values in zip(*filter(None, gpus), strict=True)]
+
+
+OF_MACHINE: dict[str, Callable[[Sequence[Sample]], Any]] = {
+    "cpu": lambda samples: [mean(sample["cpu"]) for sample in samples],
+    "iowait": lambda samples: [sample.get("iowait", 0.0) for sample in samples],
+    "gpus": _gpus,
+    "gpu": lambda samples: _means(_gpus(samples)),
+    "gpu_or_idle": lambda samples: _means(_gpus(samples)) or [0.0] * len(samples),
+    "gpu_memory": lambda samples: _means([_complete(gpu, "mem") for gpu in gpus_of(samples)]),
+    "rss_mb": lambda samples: _values(samples, "rss_mb"),
+    "swap_mb": lambda samples: _values(samples, "swap_mb"),
+}
+"""Use in %, means of the cores and of the GPUs; memory in MB, of the training with its loader processes."""
+OF_GPU: dict[str, Callable[[Sequence[Json]], Any]] = {
+    "used_memory": lambda readings: _complete(readings, "mem"),
+    "lowered": lambda readings: [reading.get("throttle", []) for reading in readings],
+}
+"""Used memory in %; why its clocks were lowered, in each sample."""
+
+
+# -- of a run ----------------------------------------------------------------------------------------------------------
 def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:
     """The training loss by step, from the rows of ``metrics.csv`` that have both."""
-    return {
-        row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row
-    }
+    rows = [row for row in metrics if "train/loss" in row and "step" in row]
+    return {row["step"]: row["train/loss"] for row in rows}
+
+
+def _siblings(facts: Facts) -> dict[str, dict[float, float]]:
+    """The training loss by step of other runs of the recipe, by name."""
+    others = read_siblings(facts.run.folder)
+    return {name: _loss_by_step(metrics) for name, metrics in others.items()}
+
+
+def _judged(facts: Facts) -> int:
+    """Validation pictures that the teacher has seen."""
+    counted = sum(facts.run.counts.get("val", []))
+    return facts.run.teacher.get("pictures", counted) if counted else 0
+
+
+def _chance(facts: Facts) -> float:
+    """The share of the most frequent class of the validation pictures."""
+    counts = facts.run.counts.get("val", [])
+    return share(max(counts, default=0), sum(counts))
+
+
+def _teacher_acc1(facts: Facts) -> Number:
+    """The teacher's accuracy; None where it was not measured on counted pictures."""
+    return (facts.run.teacher.get("val") or {}).get("acc1") if _judged(facts) else None
+
+
+def _guesses(facts: Facts) -> bool:
+    """Whether the teacher is no better than guessing, as far as its pictures show."""
+    acc1, judged = _teacher_acc1(facts), _judged(facts)
+    of_pictures = acc1 is not None and weak_teacher(
+        acc1, _chance(facts), judged, sigma=CHANCE_SIGMAS
+    )
+    return bool(of_pictures)
+
+
+def _known(facts: Facts, name: str) -> list[Any]:
+    """A value of the health records, in order, without readings that were NaN, infinite or empty."""
+    return [value for value in _values(facts.run.health, name) if value not in (None, {})]
+
+
+def _val(facts: Facts) -> list[float]:
+    """The main metric by epoch; [] of an error, as the rules read a metric that should rise."""
+    metric = facts.run.primary
+    return [] if less_is_better(metric) else [*by_epoch(facts.run, f"val/{metric}").values()]
+
+
+def _distill_losses(facts: Facts) -> dict[str, list[float]]:
+    """The training losses by epoch, without the loss on labels, by their columns of ``metrics.csv``."""
+    columns = sorted({column for row in facts.run.metrics for column in row})
+    losses = {}
+    for column in columns:
+        if column.startswith("train/") and column.endswith("_loss"):
+            losses[column] = list(by_epoch(facts.run, column).values())
+    losses.pop("train/task_loss", None)
+    return losses
+
+
+def _confusions(facts: Facts) -> list[tuple[str, str, int]]:
+    """Class, the class it is taken for, and how often, in the best validation; [] without one label a picture."""
+    counted = facts.run.fidelity
+    pairs = counted["confusions"] if counted.get("kind") == "classification" else []
+    return [(pair["is"], pair["called"], pair["student"]) for pair in pairs]
+
+
+def _class_counts(facts: Facts) -> list[int] | None:
+    """Training pictures by class; None where classes are drawn equally often."""
+    balanced = (facts.run.config.get("data") or {}).get("balance_classes") is True
+    return None if balanced else facts.run.counts.get("train", [])
+
+
+def _silent_s(facts: Facts) -> Number:
+    """Seconds since the newest step of a run without a status; it trains, or was killed."""
+    still_trains = not facts.has_ended and facts.steps
+    return time.time() - facts.steps[-1]["t"] if still_trains else None
+
+
+def _data_share(facts: Facts) -> Number:
+    """Share of the step that waits for its batch; None where loader processes are not known, or a tier makes batches."""
+    known = facts.header and facts.workers_known and not facts.run.tier
+    return phase_share(facts.phases, "data") if known else None
+
+
+def _data_lever(facts: Facts) -> str:
+    """What the limit by data would change; "" where it does not hold."""
+    limit = data_bound(facts)
+    return limit.lever.removesuffix(": at most") if limit else ""
+
+
+OF_RUN: dict[str, Callable[[Facts], Any]] = {
+    "done": lambda facts: facts.run.summary.get("status") == "done",
+    "metric": lambda facts: f"val/{facts.run.primary}",
+    "gpu_use": lambda facts: known_utilisation(facts.samples),
+    "silent_s": _silent_s,
+    "data_share": _data_share,
+    "data_lever": _data_lever,
+    "losses": lambda facts: _values(facts.run.metrics, "train/loss"),
+    "loss_by_step": lambda facts: _loss_by_step(facts.run.metrics),
+    "siblings": _siblings,
+    "class_counts": _class_counts,
+    "teacher_acc1": _teacher_acc1,
+    "chance": _chance,
+    "judged": _judged,
+    "guesses": _guesses,
+    "val": _val,
+    "distill_losses": _distill_losses,
+    "pictures": lambda facts: int(next(iter(facts.run.headers.values()), {}).get("val", 0)),
+    "start_value": lambda facts: (facts.run.student.get("start_val") or {}).get(facts.run.primary),
+    "last_value": lambda facts: (facts.run.student.get("val") or {}).get(facts.run.primary),
+    "exported_epoch": lambda facts: (facts.run.student.get("best_val") or {}).get("epoch", 0),
+    "confusions": _confusions,
+    "val_counts": lambda facts: {
+        row["name"]: row["count"] for row in facts.run.fidelity.get("per_class", [])
+    },
+}
+"""What is no attribute of :class:`~kd.report.facts.Facts`; ``pictures`` are those of the validation."""
+OF_PLACE: dict[str, Callable[[Facts, str], Any]] = {
+    "header": lambda facts, name: facts.header.get(name),
+    "student": lambda facts, name: facts.run.student.get(name),
+    "teacher": lambda facts, name: facts.run.teacher.get(name),
+    "epoch": lambda facts, name: [*by_epoch(facts.run, name).values()],
+    "recorded": lambda facts, name: _values(facts.run.health, name),
+    "known": _known,
+    "first": lambda facts, name: (facts.run.health or [{}])[0].get(name, {}),
+    "newest": lambda facts, name: (facts.run.health or [{}])[-1].get(name, {}),
+}
+"""``PLACE.NAME``: a value of the typical rank's header, or of the summary's parts, None without it; a column of
+``metrics.csv``, by epoch; a value of all health records, of those where it is known, of the first, of the newest."""
+TABLES: Json = {"machine": OF_MACHINE, "gpu": OF_GPU, "run": OF_RUN}
+
+
+class Series:
+    """The series of a run, a machine or a GPU, each worked out once.
+
+    Args:
+        of: a key of :data:`TABLES`.
+        source: the run's facts, the machine's samples, or the GPU's readings.
+        known: series that are known already.
+    """
+
+    def __init__(self, of: str, source: object, **known: object) -> None:
+        self.of = of
+        self.source = source
+        self.known = known
+
+    def __getitem__(self, name: str) -> Any:
+        """A series by its name: of the table, of a place, or an attribute of the facts."""
+        if name not in self.known:
+            place, _, key = name.partition(".")
+            table = TABLES[self.of]
+            if name in table:
+                self.known[name] = table[name](self.source)
+            elif key:
+                self.known[name] = OF_PLACE[place](self.source, key)  # type: ignore[arg-type]
+            else:
+                self.known[name] = getattr(self.source, name)
+        return self.known[name]

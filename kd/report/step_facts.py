@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kd.report.ratio import ratio, share
+from kd.report.ratio import Number, ratio, share
 from kd.report.records import PHASES, RunRecords, Sample, Step, percentile
+from kd.storage.elsewhere import Json
 
 STEPS_OF_AN_EPOCH = 10
 """A larger batch that leaves fewer is not advised."""
@@ -53,16 +54,12 @@ class Swing(NamedTuple):
 
     def text(self) -> str:
         """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
-        low, high = self.low, self.high
-        times = f"{low:.0f} to {high:.0f} ms"
-        if high >= 10_000:
-            low_s = low / 1000
-            high_s = high / 1000
-            times = f"{low_s:.1f} to {high_s:.1f} s"
-        return f"{self.phase} takes {times} (p5, p95)"
+        if self.high >= 10_000:
+            return f"{self.phase} takes {self.low / 1000:.1f} to {self.high / 1000:.1f} s (p5, p95)"
+        return f"{self.phase} takes {self.low:.0f} to {self.high:.0f} ms (p5, p95)"
 
 
-def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int, float] | None:
+def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> Json | None:
     """The slowest rank, where it computes ``late`` times as long as the median of the others.
 
     Args:
@@ -70,16 +67,15 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
         late: multiple of the median.
 
     Returns:
-        The rank, and by how many ms it is above that median; None where all are about equally fast.
+        ``rank``, and ``extra``: by how many ms it is above that median; None where all are about equally fast.
     """
     if len(compute_ms) < 2:
         return None
-    slowest = max(compute_ms, key=lambda rank: compute_ms[rank])
-    of_the_others = [ms for rank, ms in compute_ms.items() if rank != slowest]
-    median = percentile(of_the_others, 50)
+    slowest = max(compute_ms, key=compute_ms.__getitem__)
+    median = percentile([ms for rank, ms in compute_ms.items() if rank != slowest], 50)
     if compute_ms[slowest] <= late * median:
         return None
-    return slowest, compute_ms[slowest] - median
+    return {"rank": slowest, "extra": compute_ms[slowest] - median}
 
 
 class StepFacts:
@@ -109,10 +105,8 @@ class StepFacts:
     @cached_property
     def rank(self) -> int:
         """The typical rank, whose phases are shown: that with the median computing time, of the middle two the faster."""
-        ranks = sorted(self.compute_ms, key=lambda rank: self.compute_ms[rank])
-        if not ranks:
-            return 0
-        return ranks[(len(ranks) - 1) // 2]
+        ranks = sorted(self.compute_ms, key=self.compute_ms.__getitem__)
+        return ranks[(len(ranks) - 1) // 2] if ranks else 0
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -125,12 +119,12 @@ class StepFacts:
         return step_ms(self.phases)
 
     @cached_property
-    def header(self) -> dict[str, Any]:
+    def header(self) -> Json:
         """The newest header of the typical rank's records: machine and settings of its steps; {} without records."""
         return self.run.headers.get(self.rank, {})
 
     @cached_property
-    def total(self) -> dict[str, Any]:
+    def total(self) -> Json:
         """Sums over all steps of the typical rank but each process's first, also those that were not recorded one by one."""
         return self.run.totals.get(self.rank, {})
 
@@ -164,21 +158,6 @@ class StepFacts:
         steps = max(1, self.total.get("steps", 1))
         return {name: ratio(ms, steps) for name, ms in self.total.get("callbacks", {}).items()}
 
-    @cached_property
-    def swings(self) -> dict[str, tuple[float, float, float]]:
-        """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more, by phase; {} of fewer than
-        20 usual steps.
-        """
-        if len(self.usual_steps) < 20:
-            return {}
-        percentiles = {}
-        for name in COMPUTING:
-            if phase_share(self.phases, name) < 0.25:
-                continue
-            times = [step["p"].get(name, 0.0) for step in self.usual_steps]
-            percentiles[name] = percentile(times, 5), percentile(times, 50), percentile(times, 95)
-        return percentiles
-
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------
     @cached_property
     def cpu(self) -> bool:
@@ -191,18 +170,19 @@ class StepFacts:
 
         A header's ``core_ids`` are those of its rank's affinity, its ``cores`` their number or the quota, if that is less.
         """
+        host = self.header.get("host")
         cores_of_all_ranks: set[int] = set()
-        quota = math.inf
+        quotas = []
         for header in self.run.headers.values():
-            if header.get("host") == self.header.get("host"):
+            if header.get("host") == host:
                 core_ids = header.get("core_ids") or []
                 cores_of_all_ranks |= set(core_ids)
                 cores_of_rank = header.get("cores", 1)
                 if cores_of_rank < len(core_ids):
-                    quota = min(quota, cores_of_rank)
+                    quotas.append(cores_of_rank)
         cores_of_this_rank = self.header.get("core_ids") or cores_of_all_ranks
         if len(cores_of_all_ranks) > len(cores_of_this_rank):  # each rank has its own
-            return int(min(len(cores_of_all_ranks), quota))
+            return min([len(cores_of_all_ranks), *quotas])
         return max(1, self.header.get("cores", 1))
 
     @cached_property
@@ -277,13 +257,8 @@ class StepFacts:
             wait_ms = self.total.get("p", {}).get("data", 0.0)
             cpu_ms = self.total.get("data_cpu_ms", 0.0)
             return min(1.0, ratio(cpu_ms, wait_ms, otherwise=1.0))
-        shares = []
-        for sample in self.samples:
-            for percent in sample.get("workers", []):
-                shares.append(percent / 100)
-        if not shares:
-            return 1.0
-        return min(1.0, mean(shares))
+        percent = [use for sample in self.samples for use in sample.get("workers", [])]
+        return min(1.0, mean(percent) / 100) if percent else 1.0
 
     @cached_property
     def other_cores(self) -> float:
@@ -291,20 +266,14 @@ class StepFacts:
         used = []
         for core_use, sample in zip(self.core_use, self.samples, strict=True):
             if "main" in sample:
-                percent = sum(core_use) - sample["main"] - sum(sample["workers"])
-                used.append(percent / 100)
-        if not used:
-            return 0.0
-        return max(0.0, mean(used))
+                used.append(sum(core_use) - sample["main"] - sum(sample["workers"]))
+        return max(0.0, mean(used) / 100) if used else 0.0
 
     @cached_property
-    def thread_wait(self) -> float | None:
+    def thread_wait(self) -> Number:
         """Share of the time that the training's most delayed thread waits for a core; ``None``: not recorded."""
-        shares = []
-        for sample in self.samples:
-            if sample.get("thread_wait"):
-                shares.append(max(sample["thread_wait"]) / 100)
-        return mean(shares) if shares else None
+        waits = [max(sample["thread_wait"]) for sample in self.samples if sample.get("thread_wait")]
+        return mean(waits) / 100 if waits else None
 
     @cached_property
     def delayed_thread(self) -> str:
@@ -313,10 +282,10 @@ class StepFacts:
         return Counter(names).most_common(1)[0][0] if names else ""
 
     @cached_property
-    def loader_wait(self) -> float | None:
+    def loader_wait(self) -> Number:
         """Share of the time that a loader process's most delayed thread waited for a core; ``None``: not recorded."""
-        shares = [wait / 100 for sample in self.samples for wait in sample.get("loader_wait", [])]
-        return mean(shares) if shares else None
+        waits = [wait for sample in self.samples for wait in sample.get("loader_wait", [])]
+        return mean(waits) / 100 if waits else None
 
     @cached_property
     def queued_ms(self) -> float:
@@ -337,14 +306,10 @@ class StepFacts:
         wanted = self.processes * (self.workers + self.threads)
         least = min(0.5, 0.25 * self.cores)
         if wanted > self.cores:
-            other_processes = self.processes - 1
-            job_beside = self.loading_cores + other_processes * self.threads
+            job_beside = self.loading_cores + (self.processes - 1) * self.threads
             least = max(least, job_beside)
-        in_use = wanted + self.other_cores
-        nearly_all = 0.75 * self.cores
-        nearly_full = in_use > nearly_all
-        others_take_much = self.other_cores > least
-        return nearly_full and others_take_much
+        nearly_full = wanted + self.other_cores > 0.75 * self.cores
+        return nearly_full and self.other_cores > least
 
     @cached_property
     def queued(self) -> float:
@@ -367,8 +332,7 @@ class StepFacts:
         main_thread_ms = self.per_step("ready_ms")
         if self.cpu and self.threads == 1:
             return main_thread_ms
-        most_delayed_ms = (self.thread_wait or 0.0) * self.step_ms
-        return max(main_thread_ms, most_delayed_ms)
+        return max(main_thread_ms, (self.thread_wait or 0.0) * self.step_ms)
 
     @cached_property
     def ready_thread(self) -> str:
@@ -385,30 +349,25 @@ class StepFacts:
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
             return "a larger data.batch_size"
-        by_sharding = []
-        for name in ("zero", "fsdp"):
-            pictures = counted.get(f"more_by_{name}", 0)
-            if pictures:
-                by_sharding.append(f"{pictures} by config={name}")
-        room = f"room for {' and '.join(by_sharding)}" if by_sharding else ""
-        more = counted["more_fit"]
-        size = self.header["batch_size"]
+        rooms = {name: counted.get(f"more_by_{name}") for name in ("zero", "fsdp")}
+        named = [f"{pictures} by config={name}" for name, pictures in rooms.items() if pictures]
+        room = f"room for {' and '.join(named)}" if named else ""
+        more, size = counted["more_fit"], self.header["batch_size"]
         larger = min(size + more, math.ceil(times) * size)
         batches = self.header.get("batches_per_epoch", math.inf)
-        steps_left = ratio(batches * size, larger, otherwise=math.inf)
-        if larger > size and steps_left >= STEPS_OF_AN_EPOCH:
+        if larger > size and ratio(batches * size, larger, math.inf) >= STEPS_OF_AN_EPOCH:
             beside = f", {room}" if room else ""
             return f"data.batch_size={larger} ({more} more fit{beside})"
         return f"a larger data.batch_size ({room})" if room else ""
 
     @cached_property
-    def windows(self) -> list[dict[str, Any]]:
+    def windows(self) -> list[Json]:
         """Profiled windows of the typical rank; of all where it has none."""
         windows = [window for window in self.run.kernels if window.get("rank") == self.rank]
         return windows or self.run.kernels
 
     @cached_property
-    def gpu_busy(self) -> float | None:
+    def gpu_busy(self) -> Number:
         """Share of the time that the GPUs compute, 0 to 1: of the newest kernel profile, without one NVML's mean.
 
         ``None``: not known, or on CPUs. A training that runs keeps its GPU busy, so 0 % is what NVML reports where it can't
@@ -441,15 +400,12 @@ def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
 
 def known_utilisation(samples: Sequence[Sample]) -> list[float]:
     """GPUs' utilisation (%) in all samples; nothing where no reading is above 0, as NVML can't measure there."""
-    percent = []
-    for sample in samples:
-        for gpu in sample.get("gpu", []):
-            if gpu.get("util") is not None:
-                percent.append(gpu["util"])
+    gpus = [gpu for sample in samples for gpu in sample.get("gpu", [])]
+    percent = [gpu["util"] for gpu in gpus if gpu.get("util") is not None]
     return percent if any(percent) else []
 
 
-def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
+def gpus_of(samples: Sequence[Sample]) -> list[tuple[Json, ...]]:
     """The readings of each GPU, one a sample; {} where a sample has none of that GPU."""
     by_sample = [sample.get("gpu", []) for sample in samples]
     return list(zip_longest(*by_sample, fillvalue={}))
@@ -467,10 +423,7 @@ def hot_cores_text(cores: Sequence[Sequence[float]]) -> str:
     rows = [row for row in cores if row]
 
     # Full cores of each sample in which the cores as a whole have time.
-    full_counts = []
-    for row in rows:
-        if mean(row) <= HAVE_TIME:
-            full_counts.append(sum(use >= FULL for use in row))
+    full_counts = [sum(use >= FULL for use in row) for row in rows if mean(row) <= HAVE_TIME]
     if len(full_counts) <= len(rows) / 2:
         return ""
     median = sorted(full_counts)[len(full_counts) // 2]

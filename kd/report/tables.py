@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from kd.report.metric import short
+from kd.report.ratio import Number
 from kd.storage.of_weights import TABLES, Say, read_tables, write_of_weights
 from kd.storage.shown import in_markdown
 
-Cell = str | int | float | None
+Cell = str | int | Number
 """Text, or a number, which each printer rounds in its own way; None and "" are shown as nothing."""
 JPEG = "data:image/jpeg;base64,"
 """How the address of each picture on a page begins: it is in the page itself."""
@@ -52,7 +53,7 @@ class Chart:
     """Of all lines; text: names."""
     x_name: str
     """Its name and unit."""
-    series: Mapping[str, Sequence[float | None]]
+    series: Mapping[str, Sequence[Number]]
     """A line by name; None leaves a gap."""
     note: str = ""
     kind: Literal["lines"] = "lines"
@@ -86,7 +87,9 @@ class Gallery:
 
 
 Part = Table | Chart | Gallery
-PARTS: TypeAdapter[list[Part]] = TypeAdapter(
+Parts = list[Part]
+"""A result."""
+PARTS: TypeAdapter[Parts] = TypeAdapter(
     list[Annotated[Table | Chart | Gallery, Field(discriminator="kind")]]
 )
 
@@ -102,7 +105,7 @@ def write_parts(run: Path, name: str, parts: Sequence[Part]) -> Path:
     return write_of_weights(run, f"{TABLES}/{name}.json", content)
 
 
-def results_of(run: Path, say: Say) -> dict[str, list[Part]]:
+def results_of(run: Path, say: Say) -> dict[str, Parts]:
     """The results of a run's present weights, by name.
 
     Args:

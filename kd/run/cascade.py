@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +12,11 @@ from kd.errors import UserError
 from kd.proof.cascade import Goal, Measured, choose_threshold, sureness
 from kd.report.evaluated import cascade_parts
 from kd.report.tables import write_parts
-from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
+from kd.run.eval_options import EvalOptions
 from kd.run.subject import Subject
 from kd.ship.cascade_rule import goal_of_rule
 from kd.ship.latency import times_here
+from kd.storage.elsewhere import Json
 from kd.storage.of_weights import CASCADE, write_of_weights
 
 SECONDS = 1.0
@@ -45,13 +45,10 @@ class Sureness:
         """
         assert teacher is not None
         known = target >= 0
-        target = target[known]
-        student = student[known]
-        teacher = teacher[known]
-        probabilities = student.double().softmax(1)
+        probabilities = student[known].double().softmax(1)
         self.scores.append(sureness(probabilities.cpu().numpy()))
-        self.student.append(_is_right(student, target))
-        self.teacher.append(_is_right(teacher, target))
+        self.student.append(_is_right(student[known], target[known]))
+        self.teacher.append(_is_right(teacher[known], target[known]))
 
     @property
     def measured(self) -> Measured:
@@ -67,21 +64,9 @@ def _is_right(logits: Tensor, target: Tensor) -> np.ndarray:
     return (right & is_number).cpu().numpy()
 
 
-def check_cascade(measured: Sequence[Subject]) -> None:
-    """Refuses what has no cascade.
-
-    Raises:
-        UserError: no teacher, or a task without one class a picture.
-    """
-    if measured[0].teacher is None:
-        raise no_teacher("cascade", measured[0].name)
-    if not measured[0].task.one_class:
-        raise needs_one_class("cascade")
-
-
 def cascade_of(
     subject: Subject, sureness: Sureness, options: EvalOptions, cautions: Sequence[str]
-) -> dict[str, Any]:
+) -> Json:
     """The curve, the threshold and its check, and milliseconds; they go to the run's ``cascade.json`` too.
 
     A goal that no threshold reaches leaves a file that is there with a rule for the same weights; then the result has
@@ -121,15 +106,16 @@ def cascade_of(
     rule = choose_threshold(pictures, goal, options.confidence)
     rule |= {"goal": text, "cautions": [*cautions]}
     rule |= {"student_ms": student_ms, "teacher_ms": teacher_ms}
-    rows = [*rule["curve"], *(rule[part] for part in ("chosen", "checked") if part in rule)]
     if teacher_ms is not None:
-        for row in rows:
+        for row in [
+            *rule["curve"],
+            *(rule[part] for part in ("chosen", "checked") if part in rule),
+        ]:
             row["ms"] = student_ms + row["share"] * teacher_ms
     if subject.run is None:
         return rule
-    earlier = None
-    if rule["threshold"] is None:  # a rule that was found before stays: it is for the same weights
-        earlier = goal_of_rule(subject.run)
+    # a rule that was found before stays: it is for the same weights
+    earlier = goal_of_rule(subject.run) if rule["threshold"] is None else None
     if earlier is None:
         write_of_weights(subject.run, CASCADE, rule)
     else:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from kd.data.splits import Splits
 from kd.errors import UserError
 from kd.proof.certificate import certify
 from kd.proof.resample import FEWEST, group_numbers
-from kd.report.terminal import without_common_folders
-from kd.run.eval_options import Claim, EvalOptions, no_teacher
-from kd.storage.elsewhere import mapping_of
+from kd.report.evaluated import without_common_folders
+from kd.run.eval_options import Claim, EvalOptions
+from kd.storage.elsewhere import Json, mapping_of
 from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import appended, write_json
 
@@ -53,13 +53,11 @@ def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.
         if match is None:
             raise UserError(f"groups: '{pattern.pattern}' is not in {split.name(number)}")
         names.append(match[1] or "")
-    group = group_numbers(names)
-    count = int(group.max()) + 1
-    if count < FEWEST:
+    if len(set(names)) < FEWEST:
         raise UserError(
-            f"groups: a certificate needs {FEWEST} groups of pictures or more, '{pattern.pattern}' gives {count}"
+            f"groups: a certificate needs {FEWEST} groups of pictures or more, '{pattern.pattern}' gives {len(set(names))}"
         )
-    return group
+    return group_numbers(names)
 
 
 # -- which pictures --------------------------------------------------------------------------------------------------
@@ -99,22 +97,24 @@ def check_pictures(splits: Splits, run: Path | None, options: EvalOptions) -> li
     if place == "train":
         raise UserError("split: train can't certify: the student was trained on these pictures")
     judged = splits.listed(place)[0]
-    both = _how_many(_paths([judged]), _paths(splits.listed("train")))
+    count = len(judged.targets)
+    key = "folder" if place == "folder" else "split"
+    both = _shared([judged], splits.listed("train"))
     if both:
         raise UserError(
-            f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
+            f"{key}: can't certify: {both:,} of its {count:,} pictures are training pictures"
         )
-    shared = _shared_with_val(splits, place, judged)
+    validated = splits.listed("val")[0]
+    same = place == "val" or identity(judged) == identity(validated)
+    shared = count if same else _shared([judged], [validated])
     student = mapping_of(run / "summary.json").get("student")
     chose_epoch = not student or student.get("best_val")  # also where the summary lacks the student
     if not shared or not chose_epoch:
         return []
-    what = "chose"
-    if shared != len(judged.targets):
-        what = f"({shared:,} of them) chose"
+    what = "chose" if shared == count else f"({shared:,} of them) chose"
     if not options.despite_choice:
         raise UserError(
-            f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it: "
+            f"{key}: these pictures {what} the best epoch of {run}, so they can't certify it: "
             f"{_how_to_get_others(splits)} folder=DIR (DIR/<class>/*.jpg; of lists data.source.test=FILE), or "
             "despite_choice=true for a certificate that says so"
         )
@@ -131,27 +131,10 @@ def _how_to_get_others(splits: Splits) -> str:
     return f"put others into {root}/test/<class> and type the same again, or type"
 
 
-def _key(place: str) -> str:
-    """The command's key that named the pictures, for messages."""
-    return "folder" if place == "folder" else "split"
-
-
-def _shared_with_val(splits: Splits, place: str, judged: Split) -> int:
-    """How many of the pictures ``judged``, the split ``place``, validated the run: all where the splits hold the same,
-    else those with the same file.
-    """
-    if place == "val":
-        return len(judged.targets)
-    val = splits.listed("val")[0]
-    if identity(judged) == identity(val):
-        return len(judged.targets)
-    return _how_many(_paths([judged]), _paths([val]))
-
-
-def _how_many(names: Iterable[str], of_others: Iterable[str]) -> int:
-    """How many of some names are among others."""
-    others = set(of_others)
-    return sum(name in others for name in names)
+def _shared(splits: Iterable[Split], others: Iterable[Split]) -> int:
+    """How many of the files of some splits are among those of others."""
+    of_others = set(_paths(others))
+    return sum(path in of_others for path in _paths(splits))
 
 
 def _paths(splits: Iterable[Split]) -> list[str]:
@@ -202,7 +185,7 @@ def count_look(subject: "Subject", place: str, what: str) -> dict[str, int] | No
     return {"looks": len(same), "students": len({each.get("student") for each in same})}
 
 
-def add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: str) -> None:
+def add_looks(certificate: Json, look: dict[str, int] | None, whose: str) -> None:
     """Adds to a certificate how often a run was measured on these pictures.
 
     Args:
@@ -214,37 +197,22 @@ def add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: s
         return
     certificate |= look
     times = "once" if look["looks"] == 1 else f"{look['looks']} times"
-    students = ""
-    if look["students"] > 1:
-        students = f", {look['students']} different students"
+    several = f", {look['students']} different students" if look["students"] > 1 else ""
     place = certificate["pictures_of"]
-    certificate["text"].append(f"{place}: measured {times} {whose}{students} (looks.json)")
+    certificate["text"].append(f"{place}: measured {times} {whose}{several} (looks.json)")
 
 
 # -- certificates ----------------------------------------------------------------------------------------------------
-def check_models(measured: Sequence["Subject"]) -> None:
-    """Refuses models that can't be certified, before anything is measured.
-
-    Raises:
-        UserError: a task without a certificate, or nothing to compare with.
-    """
-    first = measured[0]
-    if first.task.certified is None:
-        raise UserError("margin: needs a classifier, masks or numbers to compare")
-    if len(measured) == 1 and first.teacher is None:
-        raise no_teacher("margin", first.name)
-
-
 def certificates(
     measured: Sequence["Subject"],
     outcomes: Sequence["PictureOutcomes"],
     claim: Claim,
     place: str,
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Json]:
     """The certificate of a single model against its teacher, of several each against the first.
 
     Args:
-        measured: the models, which :func:`check_models` has let pass.
+        measured: the models, whose task has a certificate.
         outcomes: what each has made of the pictures.
         claim: margin, confidence and groups.
         place: the pictures' split, or ``folder``.
@@ -256,13 +224,12 @@ def certificates(
         UserError: too few groups or pictures, or answers that are NaN (of numbers also infinite).
     """
     first = outcomes[0]
-    if len(measured) == 1:
-        pairs = {0: (first.of("teacher"), first.of("student"), ("the teacher", "the student"))}
-    else:
-        names = without_common_folders([subject.name for subject in measured])
-        pairs = {}
-        for number, other in enumerate(outcomes[1:], start=1):
-            pairs[number] = first.of("student"), other.of("student"), (names[0], names[number])
+    names = without_common_folders([subject.name for subject in measured])
+    pairs = {}
+    for number, other in enumerate(outcomes[1:], start=1):
+        pairs[number] = first.of("student"), other.of("student"), (names[0], names[number])
+    if not pairs:
+        pairs[0] = first.of("teacher"), first.of("student"), ("the teacher", "the student")
     group = None
     if claim.groups is not None:
         group = group_of(measured[0].data.split(place), first.picture_numbers(), claim.groups)

@@ -1,8 +1,8 @@
 """``kd-eval disputed=true``: labels that the teacher disputes, for people to look at."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,31 +12,19 @@ from kd.callbacks.fidelity import as_validated, thumbnail
 from kd.data.sources import printable
 from kd.errors import UserError
 from kd.models.taps import classifier_of
-from kd.report.evaluated import disputed_parts
+from kd.report.evaluated import DISPUTED, disputed_parts
 from kd.report.tables import write_parts
-from kd.run.eval_options import needs_one_class
 from kd.run.subject import Subject
+from kd.storage.elsewhere import Json
 from kd.storage.shown import CsvTable
 from kd.storage.writing import write_text
-from kd.tasks.disputed import Disputed, disputed_labels
+from kd.tasks.disputed import disputed_labels
 
 TABLE = "disputed_labels.csv"
 """The table of all disputed pictures, in the run's folder."""
-EXAMPLES = 24
-"""Pictures on the page."""
 COLUMNS = ("picture", "label", "suggested", "p_label", "p_suggested", "teacher", "student")
 """Of the table: names of the picture and of classes (its label, what the classifier suggests, what each model answers), and
 the probabilities of label and suggestion in 0..1."""
-
-
-def check_disputes(measured: Sequence[Subject]) -> None:
-    """Refuses what has no labels to dispute.
-
-    Raises:
-        UserError: a task without one class a picture, of two or more.
-    """
-    if not measured[0].task.one_class or len(measured[0].classes) < 2:
-        raise needs_one_class("disputed")
 
 
 @dataclass
@@ -93,19 +81,18 @@ class Disputes:
 
         The judge has just answered it, so the newest input of its classifier is this batch's.
         """
-        models = {"student": student}
-        if teacher is not None:
-            models["teacher"] = teacher
         assert self._newest is not None
+        models = (
+            {"student": student} if teacher is None else {"student": student, "teacher": teacher}
+        )
         self.features.append(self._newest.float().cpu())
         self.logits.append(models[self.judge].float().cpu())
         self.labels.append(target.cpu())
         self.numbers.append(index.cpu())
         for name, logits in models.items():
-            answers = self.answers.setdefault(name, [])
-            answers.append(logits.argmax(1).cpu())
+            self.answers.setdefault(name, []).append(logits.argmax(1).cpu())
 
-    def found(self, subject: Subject, place: str) -> dict[str, Any]:
+    def found(self, subject: Subject, place: str) -> Json:
         """The disputed labels; also written into the run's folder, with pictures for the page; not of a bare weights file.
 
         Args:
@@ -122,15 +109,28 @@ class Disputes:
         """
         labels_N = torch.cat(self.labels)
         is_known_N = labels_N >= 0
+        features, logits = torch.cat(self.features), torch.cat(self.logits)
         try:
             disputed = disputed_labels(
-                torch.cat(self.features)[is_known_N],
-                torch.cat(self.logits)[is_known_N],
-                labels_N[is_known_N],
+                features[is_known_N], logits[is_known_N], labels_N[is_known_N]
             )
         except ValueError as error:
             raise UserError(f"disputed: {error}") from error
-        rows = self._rows(disputed, is_known_N, subject, place)
+        worst = is_known_N.nonzero().flatten()[disputed.worst_first]
+        numbers = torch.cat(self.numbers)[worst].tolist()
+        answers = {name: torch.cat(ids) for name, ids in self.answers.items()}
+        pictures, classes = subject.data.split(place), subject.classes
+        rows = []
+        for i, at, number in zip(disputed.worst_first, worst, numbers, strict=True):
+            label, suggested = int(labels_N[at]), int(disputed.suggested[i])
+            row: Json = {
+                "picture": printable(pictures.name(number)),
+                "label": classes[label],
+                "suggested": classes[suggested],
+                "p_label": round(float(disputed.probabilities[i, label]), 4),
+                "p_suggested": round(float(disputed.probabilities[i, suggested]), 4),
+            }
+            rows.append({**row, **{name: classes[int(ids[at])] for name, ids in answers.items()}})
         found = {
             "split": place,
             "pictures": int(is_known_N.sum()),
@@ -140,59 +140,25 @@ class Disputes:
             "labels": rows,
         }
         if subject.run is not None:
-            numbers_N = torch.cat(self.numbers)[is_known_N]
-            _write(found, subject, place, numbers_N[disputed.worst_first])
+            _write(found, subject, subject.run, numbers)
         return found
 
-    def _rows(
-        self, disputed: Disputed, is_known_N: Tensor, subject: Subject, place: str
-    ) -> list[dict[str, Any]]:
-        """A row of each disputed picture, the least likely labels first; they become the table's lines.
 
-        Args:
-            disputed: which labels of the known ones are doubted.
-            is_known_N: which pictures have a label.
-            subject: student, teacher and data.
-            place: the split's name.
-        """
-        labels = torch.cat(self.labels)[is_known_N].tolist()
-        numbers = torch.cat(self.numbers)[is_known_N].tolist()
-        answers = {name: torch.cat(ids)[is_known_N].tolist() for name, ids in self.answers.items()}
-        pictures = subject.data.split(place)
-        rows = []
-        for i in disputed.worst_first.tolist():
-            suggested = int(disputed.suggested[i])
-            row: dict[str, Any] = {
-                "picture": printable(pictures.name(numbers[i])),
-                "label": subject.classes[labels[i]],
-                "suggested": subject.classes[suggested],
-                "p_label": round(float(disputed.probabilities[i, labels[i]]), 4),
-                "p_suggested": round(float(disputed.probabilities[i, suggested]), 4),
-            }
-            for name, ids in answers.items():
-                row[name] = subject.classes[ids[i]]
-            rows.append(row)
-        return rows
-
-
-def _write(found: dict[str, Any], subject: Subject, place: str, numbers: Tensor) -> None:
-    """Writes the table of all rows, and what the page shows, into the run's folder.
+def _write(found: Json, subject: Subject, run: Path, numbers: list[int]) -> None:
+    """Writes the table of all rows, and what the page shows, into a run's folder.
 
     Args:
         found: as of :meth:`Disputes.found`; ``labels`` are the rows.
-        subject: whose run's folder is written to.
-        place: the split's name.
+        subject: the models.
+        run: the folder.
         numbers: of the disputed pictures in the split, the least likely labels first.
     """
-    assert subject.run is not None
-    rows = found["labels"]
     text = io.StringIO()
     table = CsvTable(text, "\n")
     table.add(COLUMNS)
-    for row in rows:
+    for row in found["labels"]:
         table.add([row.get(column, "") for column in COLUMNS])
-    write_text(subject.run / TABLE, text.getvalue())
-
-    shown = numbers[:EXAMPLES].tolist()
-    images = [thumbnail(picture) for picture in as_validated(subject.data, place, shown)]
-    write_parts(subject.run, "disputed", disputed_parts(found, images))
+    write_text(run / TABLE, text.getvalue())
+    shown = as_validated(subject.data, found["split"], numbers[:DISPUTED])
+    parts = disputed_parts(found, [thumbnail(picture) for picture in shown])
+    write_parts(run, "disputed", parts)

@@ -148,12 +148,12 @@ class EvalOptions(CertificateOptions):
         if self.groups is None:
             return
         try:
-            brackets = re.compile(self.groups).groups
+            has_brackets = re.compile(self.groups).groups > 0
         except re.error as error:
             raise UserError(
                 f"groups: '{self.groups}' is not a regular expression: {error}"
             ) from error
-        if brackets < 1:
+        if not has_brackets:
             raise UserError(
                 f"groups: must have brackets around what pictures that belong together share, "
                 f"such as groups='(.*)_\\d+\\.jpg', got '{self.groups}'"
@@ -177,12 +177,9 @@ class EvalOptions(CertificateOptions):
         text = self.accuracy or "teacher"
         number, is_share, _ = text.partition("*")
         if text == "teacher":
-            goal = Goal(of_teacher=(self.margin or 1) / 100)
-        elif is_share:
-            goal = Goal(share_of_teacher=float(number))
-        else:
-            goal = Goal(accuracy=float(number))
-        return goal, f"accuracy={text}"
+            return Goal(of_teacher=(self.margin or 1) / 100), "accuracy=teacher"
+        key = "share_of_teacher" if is_share else "accuracy"
+        return Goal(**{key: float(number)}), f"accuracy={text}"
 
     @property
     def place(self) -> str:
@@ -192,6 +189,11 @@ class EvalOptions(CertificateOptions):
         return self.split or "val"
 
     @property
+    def pictures_of(self) -> str:
+        """Where the pictures are from, in words."""
+        return f"folder {self.folder}" if self.folder else f"split {self.split}"
+
+    @property
     def proves(self) -> bool:
         """Whether it needs pictures that have not chosen the student."""
         return self.margin is not None or self.cascade
@@ -199,10 +201,8 @@ class EvalOptions(CertificateOptions):
     @property
     def classifier_key(self) -> str:
         """The option that needs a classifier: ``disputed``, ``cascade`` or ``margin``; "" where none is given."""
-        for name in ("disputed", "cascade", "margin"):
-            if getattr(self, name):
-                return name
-        return ""
+        given = [name for name in ("disputed", "cascade", "margin") if getattr(self, name)]
+        return given[0] if given else ""
 
     @property
     def file(self) -> str:

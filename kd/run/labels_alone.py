@@ -5,9 +5,7 @@ their own below the run's folder. The better one of the two is compared with the
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,14 +27,14 @@ from kd.run.run import Run
 from kd.run.train_first import run_to_end
 from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import mapping_of
+from kd.storage.elsewhere import Json, mapping_of
 from kd.storage.of_weights import LABELS_ALONE
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended, make_folder, remove
 
 RATES = (1.0, 1 / 3)
 """Learning rates that are tried, as shares of the run's own."""
-BY_LABELS: dict[str, Any] = {
+BY_LABELS: Json = {
     "labels_alone": False,
     "preflight": "off",
     "data.unlabeled": None,
@@ -69,21 +67,21 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
         "labels alone: trains the same student from the same start, without its teacher's answers"
     )
     students: dict[float, Path] = {}
-    scores: dict[float, float] = {}
+    bests: dict[float, dict[str, float]] = {}
     for share in RATES:
         rate = share * run.config["optim"]["lr"]
         students[rate] = _train(run, folder, share, summary["epochs"])
-        best = mapping_of(students[rate] / "summary.json")["student"]["best_val"]
-        scores[rate] = best[metric]
+        bests[rate] = mapping_of(students[rate] / "summary.json")["student"]["best_val"]
     choose = min if less_is_better(metric) else max
-    rate = choose(scores, key=lambda tried: scores[tried])
+    rate = choose(bests, key=lambda tried: bests[tried][metric])
     alone = _outcomes(students[rate], run)
     distilled = _outcomes(folder, run)
     found = {
         "measure": distilled.measure,
         "pictures": len(distilled.values),
         "metric": metric,
-        "rates": {f"{tried:.2g}": score for tried, score in scores.items()},
+        "rates": {f"{tried:.2g}": best[metric] for tried, best in bests.items()},
+        "of_start": not bests[rate]["epoch"] and not summary["student"]["best_val"]["epoch"],
         "gain": gain_interval(alone, distilled),
     }
     table = labels_alone_table(found)
@@ -134,7 +132,7 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
     return trained
 
 
-def _as_words(changes: Mapping[str, Any]) -> list[str]:
+def _as_words(changes: Json) -> list[str]:
     """Settings as words ``KEY=VALUE`` of a command line."""
     words = []
     for key, value in changes.items():

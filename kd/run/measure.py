@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +20,33 @@ from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
-from kd.report.evaluated import cascade_parts, certificate_table, disputed_parts, pays_parts
-from kd.report.tables import Part, write_parts
-from kd.report.terminal import evaluation_parts
+from kd.report.evaluated import (
+    cascade_parts,
+    certificate_table,
+    disputed_parts,
+    evaluation_parts,
+    pays_parts,
+)
+from kd.report.tables import Parts, write_parts
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
-from kd.run.cascade import Sureness, cascade_of, check_cascade
+from kd.run.cascade import Sureness, cascade_of
 from kd.run.certify import (
     add_looks,
     certificates,
-    check_models,
     check_pictures,
     count_look,
     usual_split,
 )
 from kd.run.disputes import TABLE as DISPUTED_LABELS
-from kd.run.disputes import Disputes, check_disputes
-from kd.run.eval_options import EvalOptions
+from kd.run.disputes import Disputes
+from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
 from kd.run.open import open_run
 from kd.run.pays import measure_pays
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.subject import Subject
-from kd.ship.finished import check_classes, measurable, teacher_of
-from kd.storage.elsewhere import mapping_of
+from kd.ship.finished import FinishedRun, check_classes, measurable, teacher_of
+from kd.storage.elsewhere import Json, mapping_of
 from kd.storage.of_weights import EVALUATION, write_of_weights
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import CsvTable
@@ -70,7 +73,7 @@ FULL_PRECISIONS = ("32-true", "64-true")
 class Evaluation:
     """What an evaluation has found."""
 
-    results: list[dict[str, Any]]
+    results: list[Json]
     """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` those of its starts."""
     files: list[Path]
     """Files that the figures were written to."""
@@ -79,17 +82,17 @@ class Evaluation:
     whose answers are not names of classes."""
     notes: list[str] = field(default_factory=list)
     """Lines below the table (:func:`_notes`)."""
-    parts: list[Part] = field(default_factory=list)
+    parts: Parts = field(default_factory=list)
     """A cascade, disputed labels or a backbone's starts."""
 
     @property
-    def shown(self) -> list[Part]:
+    def shown(self) -> Parts:
         """All tables, as they are printed."""
         return evaluation_parts(self.results, self.pairs, self.parts)
 
     @classmethod
     def written(
-        cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: EvalOptions
+        cls, results: list[Json], runs: Sequence[Path | None], options: EvalOptions
     ) -> "Evaluation":
         """Writes the figures into each run's folder, certificates also as tables of page and card, and all to
         ``options.out`` where that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
@@ -101,13 +104,14 @@ class Evaluation:
         """
         files = []
         for result, run in zip(results, runs, strict=True):
-            if run is not None:
-                files.append(write_of_weights(run, options.file, result))
-                if "certificate" in result:
-                    certificate = result["certificate"]
-                    pictures = options.file.removesuffix(".json").removeprefix(EVALUATION)
-                    table = certificate_table(certificate, certificate["pictures_of"])
-                    write_parts(run, f"certificate_{pictures}", [table])
+            if run is None:
+                continue
+            files.append(write_of_weights(run, options.file, result))
+            certificate = result.get("certificate")
+            if certificate:
+                pictures = options.file.removesuffix(".json").removeprefix(EVALUATION)
+                table = certificate_table(certificate, certificate["pictures_of"])
+                write_parts(run, f"certificate_{pictures}", [table])
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
@@ -122,15 +126,14 @@ def subjects(request: Request, options: EvalOptions) -> list[Subject]:
     Raises:
         UserError: no finished run, no weights file, no pictures to measure one on, or a recipe beside a run.
     """
-    words = request.rest
-    runs = [word for word in words if names_run(word)]
+    runs = [word for word in request.rest if names_run(word)]
     first_run = runs[0] if runs else None
     if first_run is not None and request.recipe is not None:
         raise UserError(
             f"recipe: can't be given with the run {first_run}, which has its own; data.key=value changes it"
         )
     found = []
-    for word in words:
+    for word in request.rest:
         if word in runs:
             found.append(_of_run(word, request, options))
         else:
@@ -175,14 +178,13 @@ def _of_file(word: str, run: str | None, request: Request, options: EvalOptions)
             "data.source=ImageFolder data.source.root=DIR"
         )
     config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
-    is_ours = file.suffix == ".safetensors" and is_student(read_metadata(file))
-    if not is_ours:
+    data = data_of(config, trusted, request.listed)
+    if not (file.suffix == ".safetensors" and is_student(read_metadata(file))):
         if run:
             task = task_in(trusted.of(run_at(run) / "student.safetensors"))
         else:
             task = task_of(config, trusted)
         spec = _file_settings(word, request, options)
-        data = data_of(config, trusted, request.listed)
         model, prepare, classes, data = _foreign(spec, data, options, task)
     elif student_metadata_in(file).gives_features:
         raise UserError(
@@ -191,14 +193,12 @@ def _of_file(word: str, run: str | None, request: Request, options: EvalOptions)
     else:
         model, prepare, classes = student_in(trusted.of(file))
         task = task_in(trusted.of(file))
-        data = _data(data_of(config, trusted, request.listed), options, classes)
+        data = _data(data, options, classes)
     if not (run or request.recipe) and "data.img_size" not in overridden:
         data.size = prepare.size  # views as large as the model's input
     task.build(len(classes), data.source.ignore_index)
-    teacher = None
     specs = teacher_specs(config, trusted) if run else {}
-    if measurable(specs):
-        teacher = teacher_of(specs, classes, task)
+    teacher = teacher_of(specs, classes, task) if measurable(specs) else None
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
@@ -207,11 +207,9 @@ def _file_settings(word: str, request: Request, options: EvalOptions) -> Teacher
 
     They are read as those of a teacher, ``model.teacher.*``; messages name the command's own keys, ``arch`` and its like.
     """
-    items = [*options.of_files, f"checkpoint={word}"]
-    words = [f"model.teacher.{item}" for item in items]
-    of_file = replace(request, recipe=None, overrides=words)
+    words = [f"model.teacher.{item}" for item in (*options.of_files, f"checkpoint={word}")]
     try:
-        config, trusted = Run.settings(None, of_file)
+        config, trusted = Run.settings(None, replace(request, recipe=None, overrides=words))
         return teacher_specs(config, trusted)[""]
     except UserError as error:
         raise UserError(OUTER_KEY.sub("", str(error))) from error
@@ -298,14 +296,13 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     listeners = _listeners(measured, options)
     cautions = [_cautions(subject, options) for subject in measured]
     own_data = all(item.startswith(SAME_PICTURES) for item in request.overrides)
+    # of each model, where the task's answers are rows of a table
+    answers = [Answers(task, subject.classes) for subject in measured] if task.in_rows else []
     results = []
-    answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
-    for subject, listener in zip(measured, listeners, strict=True):
-        readers = [] if listener is None else [listener]
-        if task.in_rows:
-            answers.append(Answers(task, subject.classes))
-            readers.insert(0, answers[-1])
-        results.append(measure(subject, options, readers, own_data))
+    for number, subject in enumerate(measured):
+        readers = [*answers[number : number + 1], listeners[number]]
+        taken = [reader for reader in readers if reader is not None]
+        results.append(measure(subject, options, taken, own_data))
     parts = _add_proofs(results, measured, listeners, options, cautions)
     runs = [subject.run for subject in measured]
     evaluation = Evaluation.written(results, runs, options)
@@ -355,18 +352,21 @@ def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Li
     """What takes in the batches of each model, for certificates, the cascade or the disputed labels; None: nothing does.
 
     Raises:
-        UserError: models that can't prove what is asked.
+        UserError: models that can't prove what is asked: a task without one class a picture, or without a certificate, or no
+            teacher to compare with.
     """
-    if options.cascade:
-        check_cascade(measured)
+    first, key = measured[0], options.classifier_key
+    if key in ("cascade", "disputed") and (not first.task.one_class or len(first.classes) < 2):
+        raise needs_one_class(key)
+    if key == "margin" and first.task.certified is None:
+        raise UserError("margin: needs a classifier, masks or numbers to compare")
+    if key in ("cascade", "margin") and len(measured) == 1 and first.teacher is None:
+        raise no_teacher(key, first.name)
+    if key == "cascade":
         return [Sureness()]
-    if options.claim is not None:
-        check_models(measured)
-        return [PictureOutcomes(subject.task) for subject in measured]
-    if options.disputed:
-        check_disputes(measured)
-        return [Disputes.of(measured[0])]
-    return [None for _ in measured]
+    if key == "disputed":
+        return [Disputes.of(first)]
+    return [PictureOutcomes(one.task) if key == "margin" else None for one in measured]
 
 
 def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
@@ -379,12 +379,12 @@ def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
 
 
 def _add_proofs(
-    results: list[dict[str, Any]],
+    results: list[Json],
     measured: Sequence[Subject],
     listeners: Sequence[Listener | None],
     options: EvalOptions,
     cautions: Sequence[Sequence[str]],
-) -> list[Part]:
+) -> Parts:
     """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these pictures,
     also where nothing is to be proven.
 
@@ -398,32 +398,26 @@ def _add_proofs(
     Returns:
         What is printed of the first model's cascade or its disputed labels.
     """
-    parts: list[Part] = []
-    first = measured[0]
-    for listener in listeners:
-        if isinstance(listener, Sureness):
-            cascade = cascade_of(first, listener, options, cautions[0])
-            results[0]["cascade"] = cascade
-            parts = cascade_parts(cascade)
-        elif isinstance(listener, Disputes):
-            disputed = listener.found(first, options.place)
-            results[0]["disputed"] = disputed
-            parts = disputed_parts(disputed, [])
+    parts: Parts = []
+    first, listener = measured[0], listeners[0]
+    if isinstance(listener, Sureness):
+        cascade = cascade_of(first, listener, options, cautions[0])
+        results[0]["cascade"], parts = cascade, cascade_parts(cascade)
+    elif isinstance(listener, Disputes):
+        disputed = listener.found(first, options.place)
+        results[0]["disputed"], parts = disputed, disputed_parts(disputed)
     looks = [count_look(one, options.place, "kd-eval") for one in measured]
-    outcomes = [one for one in listeners if isinstance(one, PictureOutcomes)]
-    if options.claim is None or not outcomes:
+    if options.claim is None:
         return parts
+    outcomes = [one for one in listeners if isinstance(one, PictureOutcomes)]
     certified = certificates(measured, outcomes, options.claim, options.place)
     for number, certificate in certified.items():
-        certificate["pictures_of"] = f"split {options.split}"
-        if options.folder:
-            certificate["pictures_of"] = f"folder {options.folder}"
+        certificate["pictures_of"] = options.pictures_of
         certificate["text"] += cautions[number]
-        if len(measured) == 1:
-            add_looks(certificate, looks[0], "for this run")
-        else:  # of the first model, which it is compared with, too
-            add_looks(certificate, looks[0], f"for {first.name}")
-            add_looks(certificate, looks[number], f"for {measured[number].name}")
+        # of the first model, which it is compared with, too
+        for one in sorted({0, number}):
+            whose = f"for {measured[one].name}" if len(measured) > 1 else "for this run"
+            add_looks(certificate, looks[one], whose)
         results[number]["certificate"] = certificate
     return parts
 
@@ -445,7 +439,7 @@ def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> N
 
 def measure(
     subject: Subject, options: EvalOptions, listeners: Sequence[Listener], own_data: bool
-) -> dict[str, Any]:
+) -> Json:
     """Measures a model, and its teacher where it has one: metrics and fidelity.
 
     Args:
@@ -467,9 +461,7 @@ def measure(
     classes = subject.classes
     task.name_metrics(classes)
     fidelity = task.fidelity(len(classes))
-    readers = listeners
-    if fidelity is not None:
-        readers = [fidelity, *listeners]
+    readers = listeners if fidelity is None else [fidelity, *listeners]
     batches = data.eval_dataloader(options.place)
     metrics = metrics_of_student(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers
@@ -477,15 +469,16 @@ def measure(
     if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
         write_fidelity(subject.run, fidelity, data, "val", classes)
 
-    result: dict[str, Any] = {
+    pictures = data.split(options.place)
+    result: Json = {
         "run": subject.name,
         "data": options.folder or f"{data.source.describe()} ({options.split})",
-        "pictures": len(data.split(options.place).targets),
-        "identity": identity(data.split(options.place)),
+        "pictures": len(pictures.targets),
+        "identity": identity(pictures),
+        "student": {"params": count_parameters(subject.model), **metrics["student"]},
     }
     if data.splits.left_out:
         result["left_out"] = data.splits.left_out
-    result["student"] = {"params": count_parameters(subject.model), **metrics["student"]}
     if subject.teacher:
         teacher_params = count_parameters(subject.teacher.model)
         result["teacher"] = {"params": teacher_params, **metrics["teacher"]}
@@ -507,25 +500,19 @@ def _write_answers(
     """
     split = measured[0].data.split(options.place)
     rows = answers[0].rows
-    first_row = next(iter(rows.values()), {"label": ""})
-    labels = [key for key in first_row if key.startswith("label")]
+    labels = [key for key in next(iter(rows.values()), {"label": ""}) if key.startswith("label")]
     columns = []  # heading, the model's rows, key
     for subject, of_model in zip(measured, answers, strict=True):
-        first_row = next(iter(of_model.rows.values()), {})
-        for key in first_row:
-            if key in labels:
-                continue
-            heading = key
-            if len(measured) > 1:
-                heading = f"{subject.name} {key}"
-            columns.append((heading, of_model.rows, key))
+        whose = f"{subject.name} " if len(measured) > 1 else ""
+        for key in next(iter(of_model.rows.values()), {}):
+            if key not in labels:
+                columns.append((whose + key, of_model.rows, key))
     text = io.StringIO()
     table = CsvTable(text, "\n")
     table.add(["picture", *labels, *(heading for heading, _, _ in columns)])
     for i in sorted(rows):
-        label = [rows[i][key] for key in labels]
         cells = [of_model[i][key] for _, of_model, key in columns]
-        table.add([printable(split.name(i)), *label, *cells])
+        table.add([printable(split.name(i)), *(rows[i][key] for key in labels), *cells])
     write_text(file, text.getvalue())
 
 
@@ -544,11 +531,11 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
         UserError: a word names a model with a classifier, or an option needs one.
     """
     without = [word for word in request.rest if _gives_features(word)]
-    others = [word for word in request.rest if word not in without]
-    if others:
-        raise UserError(
-            f"{without[0]} has no classifier and {others[0]} has one: they can't be compared by one measure"
-        )
+    for other in request.rest:
+        if other not in without:
+            raise UserError(
+                f"{without[0]} has no classifier and {other} has one: they can't be compared by one measure"
+            )
     to_table = options.out is not None and options.out.suffix == ".csv"
     for key, value in (("folder", options.folder), ("out", to_table)):
         if value:
@@ -559,9 +546,9 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
     results = []
     notes: list[str] = []
     for word in request.rest:
-        result, of_data = _features_of_run(word, request, options)
-        results.append(result)
-        notes += of_data
+        opened = open_run(word, request)
+        results.append(_features_of_run(opened, options))
+        notes += opened.data.source.notes
     runs = [Path(result["run"]) for result in results]
     evaluation = Evaluation.written(results, runs, options)
     evaluation.notes = _notes(notes, runs, options)
@@ -599,30 +586,28 @@ def _note_on_precision(run: Path, options: EvalOptions) -> str:
     )
 
 
-def _features_of_run(
-    word: str, request: Request, options: EvalOptions
-) -> tuple[dict[str, Any], list[str]]:
-    """The figures of a run without a classifier, and the notes on its pictures.
+def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:
+    """The figures of a run without a classifier.
 
-    The figures are ``run``, ``data``, ``pictures`` (how many), ``probe`` (its folder, where ``data.probe`` is given), and by
+    They are ``run``, ``data``, ``pictures`` (how many), ``probe`` (its folder, where ``data.probe`` is given), and by
     model (``student``, ``teacher`` or ``teacher NAME``) ``params``, ``rankme``, and with ``data.probe`` accuracies in 0..1.
     """
-    opened = open_run(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = opened.data
+    data, prepare = opened.data, opened.preprocess
     student = opened.model.to(device)
-    prepare = opened.preprocess
     models: Models = {"student": lambda images: student(prepare(images))}
-    figures: dict[str, dict[str, float]] = {"student": {"params": count_parameters(student)}}
+    params = {"student": count_parameters(student)}
     for name, teacher in opened.feature_teachers().items():
-        teacher.to(device)
         shown_name = f"teacher {name}".strip()
+        teacher.to(device)
         models[shown_name] = teacher
-        figures[shown_name] = {"params": count_parameters(teacher.model)}
+        params[shown_name] = count_parameters(teacher.model)
 
-    for name, rank in _ranks(models, data, options.split, device).items():
-        figures[name]["rankme"] = rank
-    result: dict[str, Any] = {
+    ranks = _ranks(models, data, options.split, device)
+    figures: dict[str, dict[str, float]] = {}
+    for name in models:
+        figures[name] = {"params": params[name], "rankme": ranks[name]}
+    result: Json = {
         "run": str(opened.folder),
         "data": f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.split).targets),
@@ -633,7 +618,7 @@ def _features_of_run(
         labelled = look_at(models, data, batches, device)
         for name in models:
             figures[name] |= labelled.accuracy(name)
-    return {**result, **figures}, data.source.notes
+    return {**result, **figures}
 
 
 @torch.inference_mode()
@@ -645,14 +630,10 @@ def _ranks(
     It needs the sum of ``X^T X`` alone, ``(D, D)`` in float64, with the features ``X`` ``(N, D)`` of each batch.
     """
     grams: dict[str, Tensor] = {}
-    batches = bar(data.eval_dataloader(split), label="evaluating", unit=" batches")
-    for batch in batches:
-        real = batch["index"] >= 0
-        images = batch["image"][real].to(device)
+    for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
+        images = batch["image"][batch["index"] >= 0].to(device)
         for name, model in models.items():
             features_ND = model(images).double()
             gram_DD = features_ND.T @ features_ND
-            if name in grams:
-                gram_DD = grams[name] + gram_DD
-            grams[name] = gram_DD
+            grams[name] = grams[name] + gram_DD if name in grams else gram_DD
     return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}

@@ -5,12 +5,10 @@ seed fits a ridge classifier (:func:`kd.tasks.features.ridge_classifier`) to ano
 pictures, the same half for all starts, and all are judged by the same validation pictures.
 """
 
-import copy
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +34,7 @@ from kd.run.run import Run
 from kd.run.trust import Trust
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
+from kd.storage.elsewhere import Json
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 
@@ -72,10 +71,11 @@ class TaughtFeatures:
         for output in self.taps.read(caught, self.layers, "patch"):
             # several rows a picture where the layer sees windows
             of_pictures = output.unflatten(0, (len(images), -1)).mean(dim=1)
-            if of_pictures.ndim == 4:
-                of_pictures = of_pictures.mean(dim=(2, 3))
-            elif of_pictures.ndim == 3:  # tokens that fill no grid
-                of_pictures = of_pictures.mean(dim=1)
+            positions = {4: (2, 3), 3: (1,)}.get(
+                of_pictures.ndim
+            )  # of maps; of tokens that fill no grid
+            if positions:
+                of_pictures = of_pictures.mean(dim=positions)
             vectors.append(of_pictures.float())
         return torch.cat(vectors, dim=1)
 
@@ -92,36 +92,28 @@ class _Side(nn.Module):
             model(images)
 
 
-@dataclass
-class Starts:
-    """The backbones that are compared."""
+def _starts(
+    run: FinishedRun, trusted: Trust, options: EvalOptions
+) -> dict[str, Sequence[nn.Module]]:
+    """The backbones that are compared, by start, the distilled one last: the order of the page's rows. A random start is
+    another one for each seed.
 
-    run: FinishedRun
-    """The distilled one."""
-    trusted: Trust
-    """What the user trusts in the run's settings."""
-    pretrained: nn.Module | None
-    """The same architecture with pre-trained weights, where there are any."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of the starts, the distilled one last: the order of the page's rows, and the keys of the figures."""
-        if self.pretrained is None:
-            return [RANDOM, DISTILLED]
-        return [RANDOM, PRETRAINED, DISTILLED]
-
-    def new(self, name: str, seed: int) -> nn.Module:
-        """A backbone of its own, in eval mode, which may be trained: a random start is another one for each seed."""
-        if name == RANDOM:
-            file = self.run.folder / "student.safetensors"
-            return untrained_student_in(self.trusted.of(file), seed)
-        of_start = self.run.model
-        if name == PRETRAINED and self.pretrained is not None:
-            of_start = self.pretrained
-        return copy.deepcopy(of_start).eval()
+    Args:
+        run: the distilled one.
+        trusted: what the user trusts in the run's settings.
+        options: of the command.
+    """
+    file = run.folder / "student.safetensors"
+    pretrained = _pretrained(run, options)
+    starts: dict[str, Sequence[nn.Module]] = {
+        RANDOM: [untrained_student_in(trusted.of(file), seed) for seed in range(options.seeds)],
+        PRETRAINED: [] if pretrained is None else [pretrained],
+        DISTILLED: [run.model],
+    }
+    return {name: models for name, models in starts.items() if models}
 
 
-def measure_pays(request: Request, options: EvalOptions) -> dict[str, Any]:
+def measure_pays(request: Request, options: EvalOptions) -> Json:
     """Measures a run's backbone beside its other starts.
 
     Args:
@@ -139,16 +131,12 @@ def measure_pays(request: Request, options: EvalOptions) -> dict[str, Any]:
     run = open_run(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    starts = Starts(run, trusted, _pretrained(run, options))
-    probe = _probed(starts, options, device)
-    answers = []
-    for gain in probe["gains"]:
-        answers.append(gain_line(gain))
-    folder = str(run.folder)
-    return {"run": folder, "probe": probe, "answers": answers}
+    probe = _probed(run, _starts(run, trusted, options), options, device)
+    answers = [gain_line(gain) for gain in probe["gains"]]
+    return {"run": str(run.folder), "probe": probe, "answers": answers}
 
 
-def _taught_layers(config: Mapping[str, Any]) -> list[str]:
+def _taught_layers(config: Json) -> list[str]:
     """The student's layers that the run's losses read; without such losses the classifier's input."""
     layers: list[str] = []
     for tap in (config["model"].get("taps") or {}).values():
@@ -167,9 +155,11 @@ def _pretrained(run: FinishedRun, options: EvalOptions) -> nn.Module | None:
     settings = run.config["model"]["student"]
     checkpoint = settings.get("checkpoint")
     of_timm = bool(settings.get("pretrained")) and not checkpoint
+    checkpoint_key, key = settings.get("checkpoint_key"), "model.student"
     if options.pretrained:
         of_timm = options.pretrained.lower() == "true"
         checkpoint = None if of_timm else options.pretrained
+        checkpoint_key, key = None, "pretrained"
     if not (checkpoint or of_timm):
         return None
     student = student_metadata_in(run.folder / "student.safetensors")
@@ -177,28 +167,20 @@ def _pretrained(run: FinishedRun, options: EvalOptions) -> nn.Module | None:
         raise UserError("pretrained: is for models of timm's; the student has a builder of its own")
     kwargs = dict(student.kwargs)
     classes = kwargs.pop("num_classes")
-    size = kwargs.pop("img_size", student.img_size)
-    dense = isinstance(run.model, DenseModel)
     spec = ModelSpec(
         arch=student.arch,
-        img_size=size,
+        img_size=kwargs.pop("img_size", student.img_size),
         kwargs=kwargs,
         pretrained=of_timm,
         checkpoint=checkpoint,
-        checkpoint_key=settings.get("checkpoint_key") if not options.pretrained else None,
+        checkpoint_key=checkpoint_key,
     )
-    key = "pretrained" if options.pretrained else "model.student"
     try:
-        return build_model(spec, classes, key, dense=dense)
+        return build_model(spec, classes, key, dense=isinstance(run.model, DenseModel))
     except UserError as error:
-        raise UserError(_in_own_words(str(error))) from error
-
-
-def _in_own_words(message: str) -> str:
-    """A message with ``pretrained`` in the place of ``pretrained.checkpoint`` and its like: the command has that one key."""
-    for name in ("checkpoint", "pretrained", "arch", "builder"):
-        message = message.replace(f"pretrained.{name}", "pretrained")
-    return message
+        # the command has that one key
+        inner = r"pretrained\.(checkpoint|pretrained|arch|builder)"
+        raise UserError(re.sub(inner, "pretrained", str(error))) from error
 
 
 def _settle_norms(
@@ -244,15 +226,18 @@ def _settle_norms(
 
 
 # -- frozen features -------------------------------------------------------------------------------------------------
-def _probed(starts: Starts, options: EvalOptions, device: torch.device) -> dict[str, Any]:
+def _probed(
+    run: FinishedRun,
+    starts: Mapping[str, Sequence[nn.Module]],
+    options: EvalOptions,
+    device: torch.device,
+) -> Json:
     """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
 
     Returns:
-        The part ``probe`` of the figures: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` over
-        each other start are in points, with the ends of their interval; ``metrics`` are names, ``how`` and ``notes``
-        sentences for the page.
+        The part ``probe`` of the figures: ``starts`` has each start's accuracies in 0..1, one a seed; ``gains`` over
+        each other start are in points, with the ends of their interval; ``how`` and ``notes`` are sentences for the page.
     """
-    run = starts.run
     data = run.load_data()
     data.splits.probe = Probe(options.pays or "")
     try:
@@ -262,32 +247,27 @@ def _probed(starts: Starts, options: EvalOptions, device: torch.device) -> dict[
     if len(data.splits.listed("probe")[1].targets) < 2:
         raise UserError(f"pays: needs two pictures or more to judge by, {options.pays} has one")
 
-    models: dict[str, nn.Module] = {}  # by start and seed
-    for name in starts.names:
-        count = options.seeds if name == RANDOM else 1
-        for seed in range(count):
-            models[f"{name} {seed}"] = starts.new(name, seed).to(device)
-    of_random = [model for name, model in models.items() if name.startswith(RANDOM)]
-    _settle_norms(of_random, run.preprocess, data, device)
-
     layers = _taught_layers(run.config)
-    taught = {}
-    for name, model in models.items():
-        taught[name] = TaughtFeatures(model, layers, run.preprocess)
+    taught = {}  # by start and seed
+    for name, models in starts.items():
+        for seed, model in enumerate(models):
+            model.to(device).eval()
+            taught[f"{name} {seed}"] = TaughtFeatures(model, layers, run.preprocess)
+    _settle_norms(starts[RANDOM], run.preprocess, data, device)
     batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
     labelled = look_at(taught, data, batches, device)
 
     right_by_start: dict[str, np.ndarray] = {}  # (S, N)
-    for name in starts.names:
+    for name, models in starts.items():
         rows = []
         for seed in range(options.seeds):
-            features = labelled.features[f"{name} {seed if name == RANDOM else 0}"]
+            features = labelled.features[f"{name} {seed % len(models)}"]
             rows.append(_right(features, labelled, seed))
         right_by_start[name] = np.stack(rows)
     accuracies = {}
     gains = []
     for name, right_SN in right_by_start.items():
-        accuracies[name] = {"accuracy": right_SN.mean(axis=1).tolist()}
+        accuracies[name] = right_SN.mean(axis=1).tolist()
         if name != DISTILLED:
             gain = gain_in_accuracy(right_by_start[DISTILLED], right_SN)
             points = {"points": gain.mean, "low": gain.low, "high": gain.high}
@@ -301,7 +281,6 @@ def _probed(starts: Starts, options: EvalOptions, device: torch.device) -> dict[
     )
     return {
         "folder": options.pays,
-        "metrics": ["accuracy"],
         "starts": accuracies,
         "gains": gains,
         "how": how,

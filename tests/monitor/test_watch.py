@@ -17,7 +17,7 @@ from kd.monitor.watch import Watch, ask_rules
 from kd.monitor.watched import Watched
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, Writer, read_run
-from kd.report.series import OfRun
+from kd.report.series import Series
 from kd.settings import MonitorSettings
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
@@ -284,10 +284,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
 
 def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
     """Each wrong picture of the best validation is one confusion; the rules read them."""
-    of_run = OfRun(Facts(plain))
-    assert of_run.val_counts == dict.fromkeys(["apple", "bread", "cake", "dates"], 4)
+    of_run = Series("run", Facts(plain))
+    assert of_run["val_counts"] == dict.fromkeys(["apple", "bread", "cake", "dates"], 4)
     wrong = 16 * (1 - plain.summary["student"]["best_val"]["acc1"])
-    assert sum(times for _, _, times in of_run.confusions) == pytest.approx(wrong)
+    assert sum(times for _, _, times in of_run["confusions"]) == pytest.approx(wrong)
 
 
 def test_pictures_and_weights_are_looked_at(plain: RunRecords) -> None:

@@ -32,7 +32,8 @@ def test_it_opens_with_what_came_of_the_runs(
         (folder / "summary.json").write_text(json.dumps(summary))
     assert report_main([str(before), str(after)]) == 0
     why, *table, place = capsys.readouterr().out.splitlines()
-    assert why.startswith("no setting differs; ")
+    assert "images/s before" in why
+    assert "Settings that differ: None." in table
     shown = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in table if line[0] == "│"}
     assert [cell.strip() for cell in shown["hours"]] == ["10", "5", "0.50x"]
     assert [cell.strip() for cell in shown["val agreement"]] == ["0.5", "0.75", "+25.0 points"]
@@ -45,7 +46,6 @@ def test_it_opens_with_what_came_of_the_runs(
     rows = {row[0]: row[1:] for row in numbers["rows"]}
     assert rows["val agreement"] == ["0.5", "0.75", "+25.0 points"]
     assert rows["parameters (M)"] == ["22", "22", "1.00x"]
-    assert rows["ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
 
 
 def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
@@ -99,9 +99,9 @@ def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
     assert report_main([str(before), str(after)]) == 0
     sections = sections_of(after / "comparison.html")
     text = verdict_in(sections)
-    assert text.startswith("they differ in trainer.devices (2, 32); ")  # first what differs
+    assert ["trainer.devices", "2", "32"] in titled(sections, "Settings that differ")["rows"]
     assert (
-        "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour"
+        "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the devices, 1.75x per device-hour"
         in text
     )
     rows = {row[0]: row[1:] for row in titled(sections, "In numbers")["rows"]}
@@ -166,7 +166,7 @@ def test_three_runs_are_side_by_side(tmp_path: Path) -> None:
     assert report_main([str(folder) for folder in folders]) == 0
     sections = sections_of(folders[2] / "comparison.html")
     assert titled(sections, "In numbers")["columns"] == ["", "demo/a", "demo/b", "demo/c"]
-    assert verdict_in(sections).startswith("no setting differs; ")
+    assert titled(sections, "Settings that differ")["rows"] == []
 
 
 def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
@@ -197,12 +197,11 @@ def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
     keys = {"trainer.max_epochs", "trainer.precision", "trainer.devices"}  # those that both have
     for pair in ([own, other], [other, own]):
         assert report_main([str(folder) for folder in pair]) == 0
-        first = capsys.readouterr().out.splitlines()[0]
-        values = "3, 2" if pair[0] == own else "2, 3"
-        assert first.startswith(f"they differ in trainer.max_epochs ({values}), ")
-        assert "teacher" not in first
+        assert "teacher" not in capsys.readouterr().out.splitlines()[0]
         sections = sections_of(pair[-1] / "comparison.html")
         hours = next(row for row in titled(sections, "In numbers")["rows"] if row[0] == "hours")
         assert sorted(map(float, hours[1:3])) == [0.004333, 0.008667]
         differing = titled(sections, "Settings that differ")
         assert {row[0] for row in differing["rows"]} == keys
+        values = ["3", "2"] if pair[0] == own else ["2", "3"]
+        assert ["trainer.max_epochs", *values] in differing["rows"]

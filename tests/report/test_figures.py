@@ -9,7 +9,7 @@ from kd.proof.paired import PairedCounts, tango_interval
 from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
-from kd.report.evaluated import exports_parts
+from kd.report.evaluated import exports_parts, labels_alone_table
 from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
 from kd.report.records import RunRecords
@@ -22,7 +22,7 @@ def test_no_records_no_chart() -> None:
     run = RunRecords(Path("runs/food/007"))
     assert (
         phase_chart(Facts(run))
-        is heat(run)
+        is heat(Facts(run))
         is tier_of(run)
         is headline(Facts(run))
         is notes(run)
@@ -51,6 +51,36 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     run.summary["student"]["best_val"]["acc1"] = 0.9
     assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
     assert (status(run), label(Facts(run))) == ("done", "food/x")
+
+
+def test_a_run_without_a_teacher_has_no_student() -> None:
+    run = RunRecords(Path("x"), summary={"primary": "acc1", "student": {"best_val": {"acc1": 0.9}}})
+    run.summary["status"] = "done"
+    assert headline(Facts(run))["text"] == "The model reaches acc1 90.0%"
+
+
+def test_validation_begins_with_the_student_before_its_first_step() -> None:
+    run = RunRecords(Path("x"), summary={"student": {"start_val": {"acc1": 0.5}}})
+    run.metrics = [{"epoch": 0.0, "step": 5.0, "val/acc1": 0.7}]
+    (chart,) = [one for one in metric_lines(run) if one]
+    assert list(chart.x) == [0.0, 5.0] and chart.series == {"val/acc1": [0.5, 0.7]}
+
+
+def test_two_starts_are_not_compared() -> None:
+    found = {
+        "gain": (0.0, 0.0, 0.0),
+        "measure": "accuracy",
+        "metric": "acc1",
+        "pictures": 9,
+        "rates": {"0.1": 0.5},
+    }
+    assert (
+        labels_alone_table(found)
+        .rows[0][0]
+        .startswith("+0.0 points (0.0 to 0.0) over labels alone")
+    )
+    (line,), *_ = labels_alone_table({**found, "of_start": True}).rows
+    assert line.startswith("not compared with labels alone: neither training made the start better")
 
 
 def test_a_small_learning_rate_is_drawn_as_it_is() -> None:
@@ -100,7 +130,7 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
                    "teacher": {"arch": "t", "params": 2e6, "val": {"mae_kcal": 75.0, "mae": 75.0, "r2": 0.9}},
                    "student": {"params": 1e6, "best_val": best}}  # fmt: skip
     assert said in headline(Facts(run))["text"]
-    assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["student", "teacher", "status"]
+    assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["status", "student", "teacher"]
     export = {
         "size_mb": 4.0,
         "agreement": 1.0,

@@ -13,6 +13,7 @@ OF_KD = re.compile(
     r"\b(data|model|optim|trainer|monitor|checkpoint|config)[.=]\w|kd-|\bkd/|student"
 )
 OF_KD_ALONE = ("teacher", "distillation", "inherit", "cache", "under-trained", "queue_mb", "rankme", "more fit",
+               "distill_losses",
                "gives it a start",
                "stored answers",
                "by config=")  # fmt: skip
@@ -31,7 +32,7 @@ def sentences(file: Path) -> set[str]:
                 texts.add(
                     "".join(v.value if isinstance(v, ast.Constant) else "1" for v in part.values)
                 )
-    names_of_series = {"student.start", "teacher.remedy"}
+    names_of_series = {"student.start", "student.lr", "teacher.remedy"}
     return {text for text in texts - names_of_series if {*" .="} & {*text}}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kd.report.evaluated import cascade_parts, exports_parts
+from kd.report.facts import Facts
 from kd.report.records import RunRecords
 from kd.report.sections import _results
 from kd.report.tables import Chart, Gallery, Picture, Table, markdown, results_of, write_parts
@@ -56,7 +57,7 @@ def test_a_damaged_or_foreign_part_is_left_out_and_noted(part: dict, tmp_path: P
     good = json.loads(file.read_text())
     (tmp_path / "tables" / "a.json").write_text(json.dumps({**good, "parts": [part]}))
     run = RunRecords(tmp_path)
-    assert [part.title for part in _results(run)] == ["Of <b>"]
+    assert [part.title for part in _results(Facts(run))] == ["Of <b>"]
     assert run.notes == ["tables/a.json can't be read"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import RULES, Explained, by_rule, counts_of, thresholds_of
 from kd.report.step_facts import Swing
-from tests._pages import write_run
+from tests._pages import run_of, write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
 
@@ -71,6 +71,11 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
      ([0.2, 0.5, 0.6, 0.6, 0.605], [0.3] * 5)),
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "scratch"),
      ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.6, 0.8, 0.9])),
+    # a student that is worse than its start is not told to train on, and two pictures of 100 are luck
+    ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "inherited", "val/acc1", 400, 0.5),
+     ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "inherited", "val/acc1", 400, 0.7)),
+    ("StudentUnderTrained", ([0.5, 0.5, 0.5, 0.5, 0.52], [0.3] * 5, "", "val/acc1", 10_000),
+     ([0.5, 0.5, 0.5, 0.5, 0.52], [0.3] * 5, "", "val/acc1", 100)),
     ("TemperatureTooHigh", ([0.99] * 5,), ([0.5] * 5,)),
     ("TemperatureTooLow", ([0.001] * 5,), ([0.1] * 5,)),
     ("SaturatedActivation", ({"gate": 0.9},), ({"gate": 0.3},)),
@@ -156,6 +161,24 @@ def test_a_weak_teacher_is_described_in_numbers_and_with_what_to_do() -> None:
     mended = RULES["TeacherNearChance"](0.27, 0.25, 400, "model.teacher.classes=FILE")
     assert mended is not None
     assert mended.lever == "model.teacher.classes=FILE"
+
+
+def test_no_temperature_is_advised_for_a_teacher_that_guesses() -> None:
+    found, guesses = (
+        RULES["TemperatureTooHigh"]([0.99] * 5),
+        RULES["TemperatureTooHigh"]([0.99], True),
+    )
+    assert found is not None and found.lever == "a lower temperature of the distillation loss"
+    assert guesses is not None and guesses.lever.startswith(
+        "a teacher that tells the classes apart"
+    )
+
+
+def test_the_rule_about_loaders_advises_what_the_limit_predicts() -> None:
+    explained = Explained(run_of({"data": 60.0, "student": 40.0}, cores=8, num_workers=1))
+    (found,) = [finding for finding in explained.findings if finding.rule == "Dataloader"]
+    (limit,) = [limit for limit in explained.limits if limit.bound == "data"]
+    assert found.lever == limit.lever == "data.num_workers=4 instead of 1"
 
 
 # these take numbers, not readings

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from kd.report.terminal import (
-    evaluation_parts,
-    next_steps,
-    print_parts,
-    without_common_folders,
-)
+from kd.report.evaluated import evaluation_parts, without_common_folders
+from kd.report.terminal import next_steps, print_parts
 
 
 def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:

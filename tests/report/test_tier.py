@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kd.report.costs import tier_table
 from kd.report.facts import Facts
 from kd.report.limits import tier_bound
 from kd.report.records import read_run
@@ -42,13 +41,8 @@ def test_a_tier_that_keeps_up_is_no_limit() -> None:
     assert tier_bound(Facts(without)) is None
 
 
-def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
+def test_a_resumed_run(tmp_path: Path) -> None:
     """Counts begin again with each start: what stands before the newest header is left aside."""
-    table = tier_table(Facts(run(busy_s=400)))
-    assert table is not None
-    assert (
-        table.rows[0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0] and table.rows[2][0] == "c (c) gone"
-    )
     file = tmp_path / "records" / "tier.rank0.jsonl"
     file.parent.mkdir()
     header = '{"kind": "header", "schema": 1, "of": "tier", "rank": 0}\n'

@@ -125,9 +125,9 @@ def test_a_cache_is_as_large_as_its_records() -> None:
     run = run_of(with_(teacher=200.0))
     run.summary = {"data": {"train": 1_000_000, "classes": 96}}
     run.config = {"trainer": {"max_epochs": 100}, "model": {"teacher": {"cache_views": 2}}}
-    assert "needs 400.0 MB" in Explained(run).verdict["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
+    assert "needs 0.4 GB" in Explained(run).verdict["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
     run.config["model"]["teacher"]["cache_topk"] = 8
-    assert "needs 80.0 MB" in Explained(run).verdict["lever"]
+    assert "needs 0.08 GB" in Explained(run).verdict["lever"]
 
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:

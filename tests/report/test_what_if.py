@@ -90,7 +90,7 @@ def test_the_command_says_how_far_it_can_be_wrong(
             "data_machines=2",
             "no key 'data_machines': the page of a run says what a data tier would save",
         ),
-        ("batch=3", "no key 'batch' (it takes cache=, pixels=, workers="),
+        ("batch=3", "no key 'batch' (it takes cache=, workers="),
     ],
 )
 def test_wrong_changes_are_told(

@@ -19,7 +19,7 @@ from kd.report.html import _drawn, write_comparison, write_report
 from kd.report.ratio import MOST, ratio, share, speedup, times, without
 from kd.report.records import PHASES, RunRecords, read_run
 from kd.report.rules import Explained, limits_of
-from kd.report.sections import report
+from kd.report.sections import PAGE, report
 from kd.report.step_facts import known_utilisation
 
 VALUES = (0, 0.0, 1, 2.5, 100.0, 1e-12, 1e9)
@@ -175,7 +175,7 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
             assert explained.failures == [
                 f"limit {name} can't be worked out: ZeroDivisionError: division by zero"
             ]
-    monkeypatch.setattr("kd.report.sections.heat", fails)
+    monkeypatch.setitem(PAGE, "cores", fails)
     explained = Explained(run)
     sections = [_drawn(s) for s in report(explained)]
     assert {section["kind"] for section in sections} >= set(kinds) - {"heat"}

@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from kd.cli import main
 from kd.models import Preprocess
+from kd.report.facts import Facts
 from kd.report.records import read_run
 from kd.report.sections import _results
 from kd.report.tables import Table, results_of
@@ -139,10 +140,10 @@ def test_starts_differ_by_their_weights_alone(
         right = ridge_outcomes(bank[half], fitted_labels[half], asked, judged_labels)
         accuracy = float(right.double().mean())
         assert 0.3 < accuracy < 0.9
-        assert probe["starts"]["distilled"]["accuracy"][seed] == pytest.approx(accuracy)
+        assert probe["starts"]["distilled"][seed] == pytest.approx(accuracy)
 
     (gain,) = probe["gains"]
-    means = {name: np.mean(start["accuracy"]) for name, start in probe["starts"].items()}
+    means = {name: np.mean(start) for name, start in probe["starts"].items()}
     assert gain["points"] == pytest.approx(100 * (means["distilled"] - means["random"]), abs=1e-3)
     assert gain["low"] <= gain["points"] <= gain["high"]
     (answer,) = json.loads((run / "eval_pays.json").read_text())["answers"]
@@ -150,7 +151,7 @@ def test_starts_differ_by_their_weights_alone(
     (table,) = results_of(run, print)["pays"]
     assert isinstance(table, Table) and table.title == "Does it pay?"
     assert answer in table.note
-    assert [row[1] for row in table.rows] == ["random", "distilled"]
+    assert [row[0] for row in table.rows] == ["random", "distilled"]
 
 
 def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -
     probe = measured(run)
     starts = probe["starts"]
     assert starts["pretrained"] == starts["distilled"]
-    assert len(starts["distilled"]["accuracy"]) == 2
+    assert len(starts["distilled"]) == 2
     over_pretrained = probe["gains"][1]
     assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
     assert json.loads(out.read_text())["probe"] == probe
@@ -189,7 +190,7 @@ def test_useless_weights_do_not_pay(
     zeros = with_weights(run, torch.zeros_like)
     assert main("eval", [str(run), f"pays={pictures}", f"pretrained={good}"]) == 0
     out = capsys.readouterr().out
-    assert measured(run)["starts"]["distilled"]["accuracy"] == [0.25] * 3
+    assert measured(run)["starts"]["distilled"] == [0.25] * 3
     assert "it does not pay: -" in out
     assert "points" in out
     shutil.copy(zeros, tmp_path / "zeros.safetensors")
@@ -316,7 +317,7 @@ def test_a_folder_of_classes_alone_is_refused_by_its_key(
 
 def offered(run: Path) -> bool:
     """Whether the page says how it is measured."""
-    rows = [row for part in _results(read_run(run)) if isinstance(part, Table) for row in part.rows]
+    rows = [row for part in _results(Facts(read_run(run))) if isinstance(part, Table) for row in part.rows]
     return any("kd-eval RUN pays=DIR" in str(row[0]) for row in rows)
 
 
@@ -326,7 +327,7 @@ def test_the_page_offers_what_was_not_measured(run: Path, with_test: Path) -> No
     assert not offered(with_test)
     write_of_weights(run, "tables/pays.json", {"parts": [{"kind": "table", "rows": 3}]})
     records = read_run(run)
-    assert _results(records) and offered(run)
+    assert _results(Facts(records)) and offered(run)
     assert "tables/pays.json can't be read" in records.notes
 
 

@@ -45,7 +45,6 @@ READERS: dict[str, tuple[str, dict, Read]] = {
         {"onnx": ONNX},
         lambda run: "onnx" in runtimes_of(run.folder, None, lambda _: True),
     ),
-    "page times": (LATENCY, {"rows": [ROW]}, lambda run: read_run(run.folder).latency),
     "kd-tune times": (
         LATENCY,
         {"rows": [ROW]},
