@@ -413,7 +413,7 @@ def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
         ckpt_path="last.ckpt",
         strategy=SimpleNamespace(restore_checkpoint_after_setup=True),
         fit_loop=SimpleNamespace(state_dict=dict),
-        precision_plugin=None,
+        precision_plugin=SimpleNamespace(state_dict=dict),
         lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
     )
     resume = Resume.__new__(Resume)
