@@ -103,7 +103,8 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
                           "timm.create_model": BUILT},
     "kd.ship.export.formats.torch_export": {"torch.export.load": "exported here, or by --trust: kd-latency looks"},
-    "kd.fleet.jobs.places.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
+    "kd.fleet.aws": {"importlib.import_module": NAMES},
+    "kd.fleet.jobs.places.sagemaker": {"aws_session().client('s3').download_file": OURS},
     "kd.models.recognise": {"timm.create_model": BUILT, "json.loads": "timm_tensors.json, a file of ours"},
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
     "kd.data.sources.hugging_face": dict.fromkeys(

@@ -92,7 +92,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
         "shutil.rmtree": JOB,
     },
     "kd.launch.ray_nodes": {"tempfile.NamedTemporaryFile": NEW, "self.log.unlink": NEW},
-    "kd.fleet.jobs.places.slurm": {"tempfile.NamedTemporaryFile": NEW},
     "kd.fleet.sizing.timing": {"folder.mkdir": NEW},
     "kd.fleet.tuning.study": {"file.truncate": DOOR},
     "kd.launch.sagemaker": {
