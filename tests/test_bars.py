@@ -12,7 +12,6 @@ from tests._helpers import draw_folder, write_recipe
 
 INHERITS = [
     "model.student.inherit=true",
-    "model.student.kwargs.depth=2",
     "model.distill_losses.maps={class_path: MSELoss, init_args: {standardize: variance}}",
     "model.taps.maps={student: maps, teacher: maps}",
 ]

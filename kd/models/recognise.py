@@ -160,11 +160,16 @@ def archs_by_digest() -> dict[str, list[str]]:
 
 def _places(tensors: Tensors) -> Iterator[Tensors]:
     """The tensors below each prefix that has enough of them, and a foreign ViT's, under the model's own names."""
-    below = Counter(prefix for name in tensors for prefix, _ in prefixes(name))
+    below = Counter[str]()
+    for name in tensors:
+        below.update(prefix for prefix, _ in prefixes(name))
+    least = max(LEAST, len(tensors) / MOST_PLACES)
     for prefix, count in below.items():
-        if count >= max(LEAST, len(tensors) / MOST_PLACES):
+        if count >= least:
             yield _as_timm_names_registers(without_prefix(tensors, prefix))
-    on_no_device = {name: torch.empty_like(value, device="meta") for name, value in tensors.items()}
+    on_no_device = {}
+    for name, value in tensors.items():
+        on_no_device[name] = torch.empty_like(value, device="meta")
     for _, state, _ in foreign_models(on_no_device):
         yield _as_timm_names_registers(state)
 

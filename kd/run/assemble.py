@@ -1,6 +1,7 @@
 """From the settings below ``model`` to the module that trains."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -282,7 +283,11 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
         return "inherited", "", parent
     problem = next(iter(problems.values()), "needs a model.teacher")
     if members:
-        problem += _what_can(next(iter(members.values())))
+        with suppress(ValueError):
+            _relative_kwargs(next(iter(members.values())))
+            problem += (
+                f"; model.student.arch={AUTO} is a smaller relative of the teacher, which can"
+            )
     if spec.inherit == "auto":
         return start, problem, ALL
     without = ""
@@ -359,17 +364,6 @@ def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:
     return {**parent.spec.kwargs, **relative_of(parent.model)}
 
 
-def _what_can(parent: FrozenTeacher) -> str:
-    """Names a student that could start from the teacher's layers, for a message; "" where there is none."""
-    try:
-        kwargs = _relative_kwargs(parent)
-    except ValueError:
-        return ""
-    settings = ", ".join(f"{name}: {value}" for name, value in kwargs.items())
-    arch = f"model.student.arch={parent.arch}"
-    return f"; {arch} model.student.kwargs='{{{settings}}}' can, which is model.student.arch={AUTO}"
-
-
 def own_patches(spec: StudentSpec) -> StudentSpec:
     """The settings without ``patch_size: auto``, the same object where it is not given; a checkpoint keeps its own."""
     if spec.kwargs.get(PATCHES) != AUTO:
@@ -408,13 +402,11 @@ def _patches_of(
             spec,
             f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer",
         )
-    if not auto:
+    patches = [getattr(backbone_of(each), "patch_embed", None) for each in (model, parent.model)]
+    if not auto or None in patches:  # or of CNNs
         return spec, ""
-    student_patches = getattr(backbone_of(model), "patch_embed", None)
-    teacher_patches = getattr(backbone_of(parent.model), "patch_embed", None)
-    if student_patches is None or teacher_patches is None:  # of CNNs
-        return spec, ""
-    if student_patches.num_patches >= teacher_patches.num_patches:
+    of_student, of_teacher = (embed.num_patches for embed in patches)
+    if of_student >= of_teacher:
         return spec, ""
     return spec, f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
 

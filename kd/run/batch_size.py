@@ -23,8 +23,9 @@ def may_shrink(config: Mapping[str, Any], typed: Iterable[str]) -> bool:
     """
     student = config["model"]["student"]
     was_trained = student["inherit"] or student["pretrained"] or student["checkpoint"]
-    is_typed = any(item.startswith("data.batch_size=") for item in typed)
-    return bool(was_trained) and not is_typed and not config["resume"]
+    if not was_trained or config["resume"]:
+        return False
+    return not any(item.startswith("data.batch_size=") for item in typed)
 
 
 def smaller_batch(config: Mapping[str, Any], pictures: int) -> int | None:

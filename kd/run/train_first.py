@@ -24,7 +24,6 @@ from kd.models.build import AUTO
 from kd.models.hub import check_downloadable
 from kd.models.recognise import holds
 from kd.models.weights import about, read_weights
-from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import TRAIN, refuse_random_weights
 from kd.run.paths import find
@@ -32,7 +31,7 @@ from kd.run.run import Run, settings_of
 from kd.run.trust import Trust
 from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular, text_of
+from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder
@@ -248,6 +247,16 @@ def _following(
     return following
 
 
+LIMITS = (
+    "fast_dev_run",
+    "overfit_batches",
+    "limit_train_batches",
+    "limit_val_batches",
+    "max_steps",
+)
+"""Settings of a trainer that cut a run short."""
+NO_LIMIT = ("None", "False", "-1", "0", "0.0", "1.0")
+"""What they are, as Python writes it, where they do not."""
 # a teacher's own training: one process, whatever the run has
 ONE_PROCESS = [
     "trainer.devices=1",
@@ -291,8 +300,8 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
 def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
     """The limits that a run's trainer sets to its teacher's training too: a trial run trains a trial teacher.
 
-    Numbers of epochs and steps are at most those of the teacher's own recipe. The run's number of epochs counts only where
-    each is cut short (``limit_train_batches``, ``overfit_batches``): else it is how long the student learns.
+    The run's number of epochs counts only where each is cut short (``limit_train_batches``, ``overfit_batches``): else it is
+    how long the student learns.
 
     Args:
         trainer: the run's settings ``trainer``.
@@ -302,19 +311,12 @@ def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict
         Settings of the teacher's trainer, by name; empty for a run without limits.
     """
     limits = {}
-    for name in ("fast_dev_run", "overfit_batches"):
-        if trainer[name]:
+    for name in LIMITS:
+        if repr(trainer[name]) not in NO_LIMIT:
             limits[name] = trainer[name]
-    for name in ("limit_train_batches", "limit_val_batches"):
-        if trainer[name] not in (None, 1.0) or isinstance(trainer[name], int):
-            limits[name] = trainer[name]
-    at_most = ["max_steps"]
     if limits.keys() & {"limit_train_batches", "overfit_batches"}:
-        at_most.append("max_epochs")
-    for name in at_most:
-        if (trainer[name] or -1) > 0:
-            numbers = [trainer[name], teacher[name] or -1]
-            limits[name] = min(number for number in numbers if number > 0)
+        epochs = [trainer["max_epochs"] or -1, teacher["max_epochs"] or -1]
+        limits["max_epochs"] = min((n for n in epochs if n > 0), default=1)
     return limits
 
 
@@ -393,7 +395,7 @@ def trained_teacher(
         run.rename(final)
         _keep_what_later_runs_need(final, part)
         if say:
-            print(f"the teacher is ready{_score(final)}; now the student", flush=True)
+            print("the teacher is ready; now the student", flush=True)
     return final
 
 
@@ -406,16 +408,6 @@ def _keep_what_later_runs_need(final: Path, part: Path) -> None:
     """
     for folder in (final / "checkpoints", part):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _score(folder: Path) -> str:
-    """A trained teacher's best validation metric, for a message: ``: acc1 60.0%``; empty without one."""
-    summary = json_of(text_of(folder / "summary.json"))
-    metric = summary["primary"]
-    best = summary["student"]["best_val"].get(metric)
-    if best is None:
-        return ""
-    return f": {metric} {format_metric(metric, best)}"
 
 
 def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ from kd.launch.processes import check_processes, started
 from kd.lightning_internals import set_timeout, without_sigterm_broadcasts
 from kd.monitor.monitor import Monitor
 from kd.monitor.own_run import OwnRun
-from kd.report.metric import PROBE, less_is_better
+from kd.report.metric import less_is_better
 from kd.run.gate import remember
 from kd.run.run import Run
 from kd.ship.export import save_student
@@ -99,12 +99,11 @@ def _best(run: Run) -> Best:
             "checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
             "metric; the last epoch is exported"
         )
-    if monitor in {f"val/{name}" for name in PROBE} - set(known):
-        raise UserError(
-            f"checkpoint.monitor: {monitor} needs labelled pictures: data.probe.root=DIR"
-        )
     if monitor not in known:
-        raise UserError(f"checkpoint.monitor: must be one of {', '.join(known)}, got '{monitor}'")
+        probe = " (those of data.probe.root=DIR with it)" if task.answers == "features" else ""
+        raise UserError(
+            f"checkpoint.monitor: must be one of {', '.join(known)}{probe}, got '{monitor}'"
+        )
     usual = "min" if less_is_better(monitor) else "max"
     mode = settings["mode"] or usual
     if mode != usual and type(task).__module__.startswith("kd."):

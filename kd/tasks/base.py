@@ -371,7 +371,7 @@ def _updated_anywhere(metric: Metric) -> bool:
 
     With few pictures some processes have none, and yet all must compute: the metric is summed over them.
     """
-    if not distributed.is_available() or not distributed.is_initialized():
+    if not distributed.is_initialized():
         return metric.update_called
     flag = torch.tensor(int(metric.update_called), device=metric.device)
     distributed.all_reduce(flag, distributed.ReduceOp.MAX)

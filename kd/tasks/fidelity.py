@@ -340,7 +340,7 @@ class Fidelity:
         """The student's accuracy less the teacher's: ``difference``, and the ends ``low`` and ``high`` of its paired
         interval of 95 %, as shares; ``pictures`` that it is of.
         """
-        counts = [int(count) for count in self.outcomes.tolist()]
+        counts = self.outcomes.tolist()
         by_outcome = dict(zip(OUTCOMES, counts, strict=True))
         pair = PairedCounts(sum(counts), by_outcome["only_teacher"], by_outcome["only_student"])
         low, high = tango_interval(pair, 0.95)

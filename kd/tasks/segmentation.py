@@ -274,13 +274,11 @@ def colours(classes: int) -> np.ndarray:
     """
     golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
     brightness = (255, 190, 140)
-    hsv = np.zeros((classes, 1, 3), np.uint8)
-    for class_id in range(classes):
-        turn = class_id * golden_ratio % 1
-        hue = round(255 * turn)
-        value = brightness[class_id % len(brightness)]
-        hsv[class_id, 0] = hue, 200, value
-    pixels = Image.fromarray(hsv, "HSV").convert("RGB")
+    ids = np.arange(classes)
+    hues = np.round(255 * (ids * golden_ratio % 1))
+    values = np.resize(brightness, classes)
+    hsv = np.stack([hues, np.full(classes, 200), values], 1).astype(np.uint8)
+    pixels = Image.fromarray(hsv[:, None], "HSV").convert("RGB")
     palette = np.zeros((max(256, classes + 1), 3), np.uint8)
     palette[:classes] = np.array(pixels)[:, 0]
     return palette
@@ -298,7 +296,7 @@ def side_by_side(
         classes: how many there are.
     """
     palette = colours(classes)
-    panels = [picture.astype(np.uint8)]
+    panels = [picture]
     for ids in maps.values():
         shown = ids.long().where(known, classes)  # no class: black
         panels.append(palette[shown.numpy()])

@@ -24,13 +24,11 @@ def check_class_weights(given: ClassWeights) -> None:
         raise ValueError(
             f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'"
         )
-    if isinstance(given, (Mapping, Sequence)) and not isinstance(given, str):
-        if isinstance(given, Mapping):
-            values = list(given.values())
-        else:
-            values = list(given)
-        if not all(0 <= value < float("inf") for value in values):
-            raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
+    values = given.values() if isinstance(given, Mapping) else given
+    if values is None or isinstance(values, str):
+        return
+    if not all(0 <= value < float("inf") for value in values):
+        raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 
 
 def weights_of(

@@ -154,6 +154,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     recipe.write_text(yaml.safe_dump(config))
     forget = json.dumps({"class_path": "tests.callbacks.test_best.Forget"})
     items = [
+        "data.batch_size=8",
         "trainer.val_check_interval=0.34",
         "checkpoint.monitor=val/agreement",
         f"trainer.callbacks+={forget}",

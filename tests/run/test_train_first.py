@@ -103,7 +103,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
         assert at_once.count("stopping after") == 1  # the training itself says nothing
         assert f"kd-train: stopped by {name}; run the same command again to resume" in text
     assert "│ teacher, last epoch" in text and "│ student, last epoch" in text
-    assert re.search(r"\nthe teacher is ready: acc1 \d+\.\d%; now the student\n", text)
+    assert "\nthe teacher is ready; now the student\n" in text
     assert (
         "own-" not in text.partition("the teacher is ready")[0].rpartition("│")[2]
     )  # no folder that is moved

@@ -161,8 +161,8 @@ def _becomes_teacher(
     student.load_state_dict(weights)
     few = pictures[:64]
     with evaluating(teacher, student):
-        answers = student(prepare(few))
-        wanted = teacher(teacher_input(few))
+        answers = student(prepare(few)).float()
+        wanted = teacher(teacher_input(few)).float()
     if answers.shape == wanted.shape and torch.allclose(answers, wanted, rtol=1e-3, atol=1e-4):
         return True
     student.load_state_dict(before)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from kd.models.segmenter import DenseModel
+from tests.distill.inherit._cnns import convnext, resnet
 from tests.distill.inherit._vits import OURS, THEIRS, answers, eva, inherit, vit
-from tests.distill.inherit.test_cnns import convnext, resnet
 
 
 def dense(seed: int) -> nn.Module:
