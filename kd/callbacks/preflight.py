@@ -236,7 +236,8 @@ class Preflight(Callback):
                 each.verdict = f"; they show {shown} of {count} classes, too few to judge it"
             elif reached <= chance:
                 each.is_weak = task.shows_bad_teacher(reached, counts, self.pictures)
-                each.verdict = ", no better than guessing"
+                may_reach = format_metric(task.primary, chance)
+                each.verdict = f", no better than guessing, which may reach {may_reach} by luck"
                 if not each.is_weak:
                     each.verdict = f"; {self.pictures} pictures can't tell whether that is better than guessing"
                 if task.one_class and not searches and each.name in members:
@@ -364,8 +365,7 @@ class Preflight(Callback):
         if judged.is_weak and self.mode == "stop":
             remedy = judged.remedy or " (wrong class order, size or weights?)"
             raise UserError(
-                f"model.teacher: {name} {score}, no better than guessing{remedy}; preflight=warn distils from it all the "
-                "same"
+                f"model.teacher: {name} {score}{judged.verdict}{remedy}; preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
             share = f" ({value:.1%})" if task.one_class else ""

@@ -335,7 +335,8 @@ def completed(spec: Spec, key: str) -> Spec:
         if size and size[0] == size[1]:
             size = size[0]
         instead = f", not the settings' {spec.arch}" if spec.arch else ""
-        say(f"{key}: {file.arch} at {size} px, as {_evidence(spec, file, key)}{instead}")
+        of_file = f" at {size} px" if file.img_size else ""
+        say(f"{key}: {file.arch}{of_file}, as {_evidence(spec, file, key)}{instead}")
         return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs)
     known: Any = spec.img_size or file.img_size
     return replace(spec, arch=file.arch, img_size=known, kwargs={**file.kwargs, **spec.kwargs})

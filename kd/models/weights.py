@@ -374,6 +374,8 @@ def _why(error: Exception) -> str:
     if pickled or "TorchScript" in text:
         what = pickled[1] if pickled else "a TorchScript program"
         return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
+    if "Weights only load failed" in text:  # torch's advice is to run the file's code
+        return ": torch has not saved it"
     return f" ({type(error).__name__}: {first_line(error)[:160]})"
 
 

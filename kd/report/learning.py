@@ -97,8 +97,6 @@ def _beside(facts: Facts, score: float, of_teacher: float) -> str:
         count = counted(gap["pictures"], "picture")
         in_points = f", {with_interval(points, low, high)} on {count}"
     against = f"{metric} {shown} against {taught}{in_points}"
-    if gap and abs(gap["difference"]) * gap["pictures"] < 1.5:
-        return f"equals its teacher within one picture: {against}"
     if gap and gap["low"] <= 0 <= gap["high"]:
         return f"can't be told from its teacher by these pictures: {against}"
     if score < of_teacher if less_is_better(metric) else score > of_teacher:

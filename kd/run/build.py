@@ -143,15 +143,21 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
 
 
 def _fit_batch(run: Run) -> None:
-    """Makes the batch smaller where the run trains weights on and has few pictures; the first process reports it."""
-    if run.module.student.start == "scratch" or not may_shrink(run.config, run.overrides):
+    """Makes the batch smaller where the run trains weights on and has few pictures, or has fewer than a batch of all
+    processes; the first process reports it.
+    """
+    if not may_shrink(run.config, run.overrides):
         return
     pictures = run.data.info.train
     size = smaller_batch(run.config, pictures)
     if size is None:
         return
+    asked = run.config["data"]["batch_size"]
+    processes = processes_asked_for(run.config["trainer"])
+    fills_a_batch = asked == "auto" or pictures >= asked * processes
+    if run.module.student.start == "scratch" and fills_a_batch:
+        return
     if is_rank_zero():
-        asked = run.config["data"]["batch_size"]
         print(
             f"data.batch_size: {size} in place of {asked}, for {pictures} training pictures",
             flush=True,

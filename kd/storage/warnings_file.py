@@ -23,6 +23,7 @@ KNOWN = (
     ".*in eval mode at the start of training.*",
     ".*It is recommended to use `self.log.*sync_dist=True.*",
     ".*Total length of `\\w*Loader` across ranks is zero.*",
+    ".*`srun` command is available on your system but is not used.*",
     ".*You have overridden `on_before_batch_transfer`.*",
 )
 """The messages, as ``warnings.filterwarnings`` takes them."""

@@ -34,7 +34,7 @@ def main() -> list[float]:
             images, targets
         )  # uint8 is prepared for each model by its own size, mean and std
         optimizer.zero_grad()
-        terms.total.backward()
+        terms.loss.backward()
         optimizer.step()
         losses.append(float(terms.named["loss"]))
     print(
