@@ -28,6 +28,7 @@ from kd.models import count_parameters
 from kd.module.evaluation import look
 from kd.processes import total
 from kd.progress import bar
+from kd.report.metric import format_metric
 from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts

@@ -446,7 +446,7 @@ def read_results(folder: Path) -> RunRecords:
     config = _mapping(folder / "config.yaml", run.notes)
     run.summary = masked(summary)
     run.config = masked(config)
-    run.metrics = _metrics(folder / "metrics.csv", run.notes)
+    run.metrics = rows_of_metrics(folder / "metrics.csv", run.notes)
     return run
 
 
@@ -514,7 +514,7 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
     ]
     files.sort(key=lambda file: file.stat().st_mtime_ns)
     names = {file: f"{file.parent.parent.name}/{file.parent.name}" for file in files[-newest:]}
-    return {name: _metrics(file, []) for file, name in names.items()}
+    return {name: rows_of_metrics(file, []) for file, name in names.items()}
 
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
@@ -573,7 +573,7 @@ def _mapping(file: Path, notes: list[str]) -> Json:
     return content
 
 
-def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
+def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note.
 
     Of more than :data:`MOST_ROWS` every second, fourth, ... row stays, and each row of a validation.

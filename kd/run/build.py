@@ -39,6 +39,7 @@ from kd.distill.fitting import check_batch
 from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster, is_rank_zero
+from kd.launch.processes import processes_asked_for
 from kd.lightning_internals import runs_in_child_processes
 from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec

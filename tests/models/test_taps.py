@@ -129,7 +129,10 @@ def test_the_levels_that_detectors_read(arch: str, widths: list[int]) -> None:
     sides = [64 // stride for stride in (8, 16, 32)]
     expected = [(2, width, side, side) for width, side in zip(widths, sides, strict=True)]
     assert shapes(cnn, levels, size=64) == expected
-    with pytest.raises(UserError, match=f"no layer of {arch} gives maps@stride12, .*; it has .*maps@stride8, maps@stride16"):
+    with pytest.raises(
+        UserError,
+        match=f"no layer of {arch} gives maps@stride12, .*; it has .*maps@stride8, maps@stride16",
+    ):
         Taps(cnn, ["maps@stride12"], (64, 64))
 
 
@@ -172,8 +175,18 @@ def test_strides_of_a_network_that_timm_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("net", "stride", "size", "message"),
     [
-        (Stages(), 32, (32, 32), "gives maps@stride32, one .* 32x32 picture; it has maps@stride2, .*maps@stride16$"),
-        (Stages((2, 1)), 8, (32, 48), "gives maps@stride8, .* 32x48 picture; it has maps@stride2, maps@stride4$"),
+        (
+            Stages(),
+            32,
+            (32, 32),
+            "gives maps@stride32, one .* 32x32 picture; it has maps@stride2, .*maps@stride16$",
+        ),
+        (
+            Stages((2, 1)),
+            8,
+            (32, 48),
+            "gives maps@stride8, .* 32x48 picture; it has maps@stride2, maps@stride4$",
+        ),
         (Stages(), 8, (32, 36), "gives maps@stride8, .* 32x36 picture; it has "),
     ],
 )

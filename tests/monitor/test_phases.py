@@ -204,7 +204,12 @@ def test_the_progress_bar_says_what_limits_the_run_so_far() -> None:
 def test_a_resumed_runs_callbacks_are_counted_over_all_starts_as_its_steps_are() -> None:
     """The totals count the steps of all starts: so must the time by which they are divided."""
     written: list[dict[str, Any]] = []
-    earlier = {"kind": "total", "steps": 100, "p": {}, "callbacks": {"Slow.on_train_batch_end": 5000.0}}
+    earlier = {
+        "kind": "total",
+        "steps": 100,
+        "p": {},
+        "callbacks": {"Slow.on_train_batch_end": 5000.0},
+    }
     phases = Phases(Watched(Path()))
     writer: Any = SimpleNamespace(last_total=earlier, write=written.append)
     with pytest.MonkeyPatch.context() as patch:

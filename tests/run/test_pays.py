@@ -317,7 +317,12 @@ def test_a_folder_of_classes_alone_is_refused_by_its_key(
 
 def offered(run: Path) -> bool:
     """Whether the page says how it is measured."""
-    rows = [row for part in _results(Facts(read_run(run))) if isinstance(part, Table) for row in part.rows]
+    rows = [
+        row
+        for part in _results(Facts(read_run(run)))
+        if isinstance(part, Table)
+        for row in part.rows
+    ]
     return any("kd-eval RUN pays=DIR" in str(row[0]) for row in rows)
 
 

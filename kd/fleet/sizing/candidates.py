@@ -1,7 +1,7 @@
 """Which sizes a student may have: a grid below its teacher's size, and the recipe's own student."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -130,8 +130,12 @@ def candidates(student: Student, teacher: RunTeacher, count: int) -> list[Candid
             f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
             "kd-tune 'search.model.student.arch=[...]' objective=val/acc1,latency_ms trains each"
         )
-    grid = _grid(student, teacher, teacher.members[parent])
-    chosen += _evenly_spaced(sorted(grid, key=_by_cost), count - len(chosen))
+    for grid in _grids(student, teacher, teacher.members[parent]):
+        if (
+            len(chosen) >= count
+        ):  # the sizes between the default ones are built for a larger count alone
+            break
+        chosen += _evenly_spaced(grid, count - len(chosen))
     return sorted(chosen, key=_by_cost)
 
 
@@ -139,8 +143,10 @@ def _by_cost(candidate: Candidate) -> tuple[int, str]:
     return candidate.cost, candidate.name
 
 
-def _grid(student: Student, teacher: RunTeacher, parent: FrozenTeacher) -> list[Candidate]:
-    """Sizes below the teacher's: shares of its width and depth, with heads as wide as the teacher's where they can be.
+def _grids(
+    student: Student, teacher: RunTeacher, parent: FrozenTeacher
+) -> Iterator[list[Candidate]]:
+    """Sizes below the teacher's: the default ones, then those between them; each list with the cheapest first.
 
     Args:
         student: the recipe's.
@@ -165,13 +171,23 @@ def _grid(student: Student, teacher: RunTeacher, parent: FrozenTeacher) -> list[
     if _of_shape(base, student, teacher, (width, depth, width // head_dim)) is None:
         base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))
 
+    def candidates_of(shapes: Sequence[tuple[int, int, int]]) -> list[Candidate]:
+        made = [_of_shape(base, student, teacher, shape) for shape in shapes]
+        return sorted((one for one in made if one is not None), key=_by_cost)
+
+    # shares of the teacher's width and depth, heads as wide as the teacher's
     depths = sorted({max(1, round(depth * share)) for share in DEPTHS})
     widths = sorted({_rounded(width * share, width) for share in WIDTHS})
-    made = []
-    for w, d in product(widths, depths):
-        shape = (w, d, _heads(w, head_dim))
-        made.append(_of_shape(base, student, teacher, shape))
-    return [candidate for candidate in made if candidate is not None]
+    default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w, d in product(widths, depths)]
+    yield candidates_of(default_shapes)
+
+    # between them: every width in steps of 32, every depth, all numbers of heads
+    all_widths = sorted({*range(64, width + 1, 32), width})
+    all_depths = range(depths[0], depth + 1)
+    all_shapes = [
+        (w, d, h) for w, d in product(all_widths, all_depths) for h in _head_counts(w, head_dim)
+    ]
+    yield candidates_of([shape for shape in all_shapes if shape not in default_shapes])
 
 
 def _of_shape(
@@ -243,14 +259,12 @@ def _rounded(width: float, most: int) -> int:
     return min(most, max(32, step * round(width / step)))
 
 
-def _heads(width: int, teachers_head_dim: int) -> int:
-    """How many heads a width has: of the teacher's size, which a student's head inherits whole, else of 64, else of 32;
-    1 where none of them divides it.
+def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
+    """How many heads a width may have: of the teacher's size, which a student's head inherits whole, then of 64 and 32;
+    ``[1]`` where none of them divides it.
     """
-    for head_dim in (teachers_head_dim, 64, 32):
-        if width % head_dim == 0:
-            return width // head_dim
-    return 1
+    head_dims = dict.fromkeys((teachers_head_dim, 64, 32))
+    return [width // head_dim for head_dim in head_dims if width % head_dim == 0] or [1]
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -1,6 +1,5 @@
 """A trial's run, on its share of a machine: a process that is started or resumed, stopped, and watched to its end."""
 
-import csv
 import fcntl
 import math
 import os
@@ -17,8 +16,9 @@ from typing import IO, Any
 from kd.errors import Stopped
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids, signals_kept
+from kd.report.records import rows_of_metrics
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
+from kd.storage.elsewhere import mapping_of
 from kd.storage.of_weights import LATENCY, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended, remove
@@ -295,18 +295,13 @@ class Pool:
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
     """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it.
 
-    [] without the file, or where it can't be read (a torn line, as it is being written).
+    [] without the file; a torn line, as it is being written, ends it.
 
     Args:
         run: the run's folder.
         metric: a column of the file, ``val/acc1``.
     """
-    try:
-        with lines_of(run / "metrics.csv", LARGEST_LOG) as lines:
-            values = []
-            for row in csv.DictReader(lines):
-                if row.get(metric) and row.get("epoch"):
-                    values.append((int(row["epoch"]) + 1, float(row[metric])))
-            return values
-    except (OSError, ValueError):
-        return []
+    rows = rows_of_metrics(run / "metrics.csv", [])
+    return [
+        (int(row["epoch"]) + 1, row[metric]) for row in rows if metric in row and "epoch" in row
+    ]

@@ -73,6 +73,9 @@ def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(buil
 def test_as_many_candidates_as_are_wanted(built: Run) -> None:
     assert len(names(built, 3)) == 3
     assert names(built, 1) == ["vit_tiny_patch16_224"]
+    assert "w64d4h1" in names(built, 99), (
+        "heads of another size come once more candidates are asked for"
+    )
 
 
 def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Path) -> None:
