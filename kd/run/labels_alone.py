@@ -4,7 +4,6 @@ The same student is trained from the same start for as many epochs by labels alo
 their own below the run's folder. The better one of the two is compared with the run's student, picture by picture.
 """
 
-import json
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from kd.report.metric import less_is_better
 from kd.report.tables import write_parts
 from kd.report.terminal import print_parts
 from kd.run.open import open_run
-from kd.run.request import translate
+from kd.run.request import as_word, translate
 from kd.run.run import Run
 from kd.run.train_first import run_to_end
 from kd.settings import teachers_in
@@ -119,7 +118,8 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
     else:
         remove(home)
         make_folder(home)
-        words = [str(folder / "config.yaml"), *_as_words(changes), f"runs_dir={home}"]
+        changed = [as_word(key, value) for key, value in changes.items()]
+        words = [str(folder / "config.yaml"), *changed, f"runs_dir={home}"]
     log = home / "log.txt"
     print(f"labels alone: optim.lr={changes['optim.lr']:.2g} ... (log: {log})", flush=True)
     with appended(log) as output:
@@ -130,15 +130,6 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
         raise UserError(f"labels_alone: the training failed: {reason_in(log)}")
     remove(trained / "checkpoints")
     return trained
-
-
-def _as_words(changes: Json) -> list[str]:
-    """Settings as words ``KEY=VALUE`` of a command line."""
-    words = []
-    for key, value in changes.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        words.append(f"{key}={text}")
-    return words
 
 
 def _outcomes(folder: Path, run: Run) -> Outcomes:

@@ -4,6 +4,7 @@ A *recipe* is a YAML file of settings; an *overlay* (``config=NAME``) is another
 word ``KEY=VALUE``; a *flag* takes no value (:data:`FLAGS`). ``rest`` holds all other words: runs, files, pictures.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -359,3 +360,19 @@ def _sort_in(request: Request, key: str, value: str) -> None:
         (request.overlays if key == "config" else request.trust).append(value)
     else:
         request.overrides.append(f"{key}={value}")
+
+
+def as_word(key: str, value: object) -> str:
+    """The word ``key=value`` for ``kd-train``'s command line, which YAML reads as the same value.
+
+    >>> as_word("optim.lr", 1e-5), as_word("data.size", [1, 2]), as_word("a", "B")
+    ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
+    """
+    if isinstance(value, str):
+        return f"{key}={value}"
+    if not isinstance(value, float):
+        return f"{key}={json.dumps(value)}"
+    mantissa, e, exponent = repr(value).partition("e")
+    if e and "." not in mantissa:  # YAML takes 1e-05 for a text, and 1.0e-05 for a number
+        mantissa += ".0"
+    return f"{key}={mantissa}{e}{exponent}"

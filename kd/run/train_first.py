@@ -27,6 +27,7 @@ from kd.models.weights import about, read_weights
 from kd.run.build import data_of
 from kd.run.needs import TRAIN, refuse_random_weights
 from kd.run.paths import find
+from kd.run.request import as_word
 from kd.run.run import Run, settings_of
 from kd.run.trust import Trust
 from kd.settings import teachers_in
@@ -109,12 +110,12 @@ def train_teacher_first(
     as_its_recipe_says = settings_of(items)
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
-        items.append(f"model.task={json.dumps(task)}")
+        items.append(as_word("model.task", task))
     batch = config["data"]["batch_size"]
     if isinstance(batch, int) and batch < as_its_recipe_says["data"]["batch_size"]:
         items.append(f"data.batch_size={batch}")  # little memory: that holds for the teacher too
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
-    items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
+    items += [as_word(f"trainer.{name}", value) for name, value in limits.items()]
     own = settings_of(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
@@ -293,7 +294,7 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
         }
     items = [f"recipe={teacher['recipe']}"]
     for key, value in passed.items():
-        items.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+        items.append(as_word(key, value))
     return [*items, *ONE_PROCESS]
 
 

@@ -76,9 +76,7 @@ def test_a_teacher_that_knows_nothing_gets_no_such_advice(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train_main([f"recipe={recipe}", "preflight=stop"]) == 2
-    assert (
-        "by luck (wrong class order, size or weights?)" in capsys.readouterr().err
-    )
+    assert "by luck (wrong class order, size or weights?)" in capsys.readouterr().err
 
 
 def test_a_permuted_teacher_is_found_and_a_poor_one_is_not_taken_for_one() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from kd.config.kinds import Range, checked_group
 from kd.config.trees import flatten
 from kd.errors import UserError, did_you_mean
-from kd.fleet.tuning.space import Space, item, parse
+from kd.fleet.tuning.space import Space, parse
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys
@@ -22,7 +22,7 @@ from kd.run.gate import check_foreign
 from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, take
 from kd.run.paths import part_of
-from kd.run.request import Request
+from kd.run.request import Request, as_word
 from kd.run.run import Run
 from kd.run.trust import Trust, is_own
 from kd.storage.elsewhere import json_of, text_of, yaml_of
@@ -319,7 +319,7 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
             values = []
             refusal = None
             for choice in above.choices or ():
-                tried = [*words[above.key], item(above.key, choice)]
+                tried = [*words[above.key], as_word(above.key, choice)]
                 try:
                     values = _as_resolved(request, tried, space)
                 except UserError as error:
@@ -352,7 +352,7 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
     """
     resolved = []
     for example in space.examples():
-        given = [*request.overrides, *words, item(space.key, example)]
+        given = [*request.overrides, *words, as_word(space.key, example)]
         run = Run.of(replace(request, overrides=given))
         value = None
         for key, of_key in flatten(run.config).items():

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kd.fleet.tuning.plan import SearchPlan
-from kd.fleet.tuning.space import item, short
+from kd.fleet.tuning.space import short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.report.tables import Cell, Table
-from kd.run.request import translate
+from kd.run.request import as_word, translate
 from kd.run.run import Run
 from kd.storage.writing import write_text
 
@@ -42,7 +42,7 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
 
 def words_of(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
     """The values of a finished trial as words of a command line (:meth:`~kd.fleet.tuning.study.Study.values_in`)."""
-    return [item(key, value) for key, value in Study.values_in(trial, plan.space).items()]
+    return [as_word(key, value) for key, value in Study.values_in(trial, plan.space).items()]
 
 
 def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from filelock import FileLock
 from kd.errors import UserError
 from kd.fleet.tuning.plan import SearchPlan, difference
 from kd.fleet.tuning.results import write_best
-from kd.fleet.tuning.space import item, short
+from kd.fleet.tuning.space import short
 from kd.fleet.tuning.study import Study, Trial
 from kd.fleet.tuning.trials import (
     SIGNALS,
@@ -22,6 +22,7 @@ from kd.fleet.tuning.trials import (
     epoch_values,
     lock_trial,
 )
+from kd.run.request import as_word
 from kd.run.train_first import train_teacher_first
 from kd.settings import teachers_in
 from kd.storage.writing import file_for, guard, make_folder
@@ -132,7 +133,7 @@ class Search:
             UserError: :data:`MAKES_THE_RULE` trials or more have failed, and no other has ended.
         """
         began = time.monotonic()
-        values = [item(key, value) for key, value in chosen.items()]
+        values = [as_word(key, value) for key, value in chosen.items()]
         training = job.train([*self.plan.items, *self.extra, *values])
         timing = job.time_student() if self.plan.wants_latency else ()
         for _ in chain(training, timing):

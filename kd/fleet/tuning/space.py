@@ -129,22 +129,6 @@ def _number(text: str) -> str | int | float:
     return text
 
 
-def item(key: str, value: object) -> str:
-    """The word ``key=value`` for ``kd-train``'s command line, which YAML reads as the same value.
-
-    >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
-    ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
-    """
-    if isinstance(value, str):
-        return f"{key}={value}"
-    if not isinstance(value, float):
-        return f"{key}={json.dumps(value)}"
-    mantissa, e, exponent = repr(value).partition("e")
-    if e and "." not in mantissa:  # YAML takes 1e-05 for a text, and 1.0e-05 for a number
-        mantissa += ".0"
-    return f"{key}={mantissa}{e}{exponent}"
-
-
 def short(value: object) -> str:
     """A value for people: of a float four digits, any other as it is.
 

@@ -8,8 +8,8 @@ import yaml
 import kd.losses
 from kd.errors import UserError
 from kd.fleet.tuning import plan
-from kd.fleet.tuning.space import Space, item, parse, short
-from kd.run.request import Request
+from kd.fleet.tuning.space import Space, parse, short
+from kd.run.request import Request, as_word
 from tests._helpers import ROOT
 
 
@@ -40,9 +40,9 @@ def test_parse() -> None:
 
 
 def test_item() -> None:
-    assert item("optim.lr", 1e-05) == "optim.lr=1.0e-05"
-    assert item("data.size", [1, 2]) == "data.size=[1, 2]"
-    assert item("a", "B") == "a=B"
+    assert as_word("optim.lr", 1e-05) == "optim.lr=1.0e-05"
+    assert as_word("data.size", [1, 2]) == "data.size=[1, 2]"
+    assert as_word("a", "B") == "a=B"
 
 
 def test_short() -> None:
