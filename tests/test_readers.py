@@ -150,12 +150,10 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
                         "fsspec.utils.get_protocol": "reads the URL alone"},
     "kd.strategies.fsdp": {"self.checkpoint_io.load_checkpoint": "kd.strategies.checkpoint_files"},
     "kd.report.records": {"csv.DictReader": ROWS},
-    "kd.storage.run_urls": {"files.get_file": BYTES},
     "kd.teachers.answers_file": {"csv.DictReader": ROWS, "safetensors.safe_open": WEIGHTS,
                                  "pyarrow.parquet": "the user's own file of answers",
                                  "pyarrow.parquet.ParquetFile": "numbers and texts, each checked by its reader"},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
-    "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
     "kd.callbacks.metrics_csv": {"csv.DictReader": ROWS, "csv.reader": ROWS},
     "kd.config.parts": dict.fromkeys(("eval", "json.loads"), "types and names in parts.json, a file of ours"),
     "kd.config.suggest": {"json.loads": "words.json, a file of ours"},
@@ -166,7 +164,7 @@ LIBRARIES = {
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic", "pydantic_core", "pynvml",
-    "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
+    "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics", "typing_extensions",
     "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip
 """All that kd/ imports beside the standard library."""

@@ -147,6 +147,8 @@ def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
     if not near_names:
         near_names = nearest(short_name, [*known, *of_lightning])
     remedy = as_question(near_names)
+    if kind == "source" and given.endswith((".yaml", ".yml")):
+        remedy = "; give the pictures' folder"
     if remedy:
         pass
     elif in_module:

@@ -92,7 +92,7 @@ def vouched(own: Iterable[Mapping[Any, Any]], words: Sequence[str], all_own: boo
         all_own: no file is from elsewhere.
 
     Returns:
-        Names, without those of kd's own classes; :data:`ALL` first where all of these settings are one's own. Lightning's
+        Names, without those of kd's own classes that get nothing beyond the list; :data:`ALL` first where all of these settings are one's own. Lightning's
         short names of classes (``ModelSummary``) are written in full.
     """
     names = []
@@ -101,12 +101,12 @@ def vouched(own: Iterable[Mapping[Any, Any]], words: Sequence[str], all_own: boo
     for word in words:
         if word != "--trust":
             names.append(word.removeprefix("trust="))
-    for layer in own:
-        tree = merged([layer])
-        for _, _, node in class_nodes(tree):
-            name = str(node["class_path"])
-            if name and not name.startswith("kd."):
-                names.append(name)
+    for _, kind, node in class_nodes(merged([*own])):
+        name, given = str(node["class_path"]), node.get("init_args") or {}
+        one = listed.listed_class(name, kind)
+        beyond_list = one is not None and not given.keys() <= set(one.fields)
+        if name and (beyond_list or not name.startswith("kd.")):
+            names.append(name)
     return Trust(dict.fromkeys(names), None, words)
 
 
