@@ -164,8 +164,8 @@ LIBRARIES = {
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic", "pydantic_core", "pynvml",
-    "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics", "typing_extensions",
-    "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
+    "pytorch_lightning", "ray", "rich", "safetensors", "scipy", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
+    "torchvision", "tqdm", "transformers", "typing_extensions", "uvicorn", "wandb", "yaml",
 }  # fmt: skip
 """All that kd/ imports beside the standard library."""
 
