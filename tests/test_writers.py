@@ -78,7 +78,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.data.sources.files": {"self.at(self.paths[i]).open": NO_FILE, "self.open": NO_FILE},
     "kd.data.sources.food101": {"root.mkdir": USERS},
     "kd.data.sources.places": {"self.open": NO_FILE},
-    "kd.data.sources.segmentation": {"self.at(file).open": NO_FILE},
+    "kd.data.sources.segmentation": {"self.at(file).open": NO_FILE, "self.at(self.masks[i]).open": NO_FILE},
     "kd.data.sources.arrays": {"np.memmap": PAGES},
     "kd.data.sources.shards": {"np.memmap": PAGES},
     "kd.data.sources.webdataset": {"file.parent.mkdir": CACHE},

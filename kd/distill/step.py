@@ -278,8 +278,10 @@ def check_types(given: Mapping[str, object]) -> None:
     allowed = dict(ARGUMENTS)
     for name, part in PARTS.items():
         held = given[name]
-        for key in held if isinstance(held, Mapping) else ():
-            values[f"{name}['{key}']"] = held[key]
+        if not isinstance(held, Mapping):
+            continue
+        for key, one in held.items():
+            values[f"{name}['{key}']"] = one
             allowed[f"{name}['{key}']"] = part
     for name, value in values.items():
         kind, words = allowed[name]

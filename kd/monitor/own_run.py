@@ -134,7 +134,7 @@ class OwnRun(Watched):
         """
         student = RunContext.of(trainer).student
         objective = student.objective
-        weights = {name: loss.weight for name, loss in objective.losses.items()}
+        weights: dict[str, Any] = {name: loss.weight for name, loss in objective.losses.items()}
         weights["task"] = objective.task_loss_weight
         weighted: dict[str, float] = {}
         for loss, weight in weights.items():

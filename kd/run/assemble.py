@@ -402,7 +402,9 @@ def _patches_of(
             spec,
             f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer",
         )
-    patches = [getattr(backbone_of(each), "patch_embed", None) for each in (model, parent.model)]
+    patches: list[Any] = []
+    for each in (model, parent.model):
+        patches.append(getattr(backbone_of(each), "patch_embed", None))
     if not auto or None in patches:  # or of CNNs
         return spec, ""
     of_student, of_teacher = (embed.num_patches for embed in patches)

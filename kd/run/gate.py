@@ -92,8 +92,8 @@ def vouched(own: Iterable[Mapping[Any, Any]], words: Sequence[str], all_own: boo
         all_own: no file is from elsewhere.
 
     Returns:
-        Names, without those of kd's own classes that get nothing beyond the list; :data:`ALL` first where all of these settings are one's own. Lightning's
-        short names of classes (``ModelSummary``) are written in full.
+        Names, without those of kd's own classes that get nothing beyond the list; :data:`ALL` first where all of these
+        settings are one's own. Lightning's short names of classes (``ModelSummary``) are written in full.
     """
     names = []
     if all_own:

@@ -266,7 +266,7 @@ def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "tr
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):
                 request.about = items.pop(0)
-        elif match and f"--{match[1]}" in (*FLAGS, *flags):
+        elif match and f"--{match[1]}" in flags:
             raise UserError(f"--{match[1]}: takes no value, got '{match[2]}'")
         elif match:
             _sort_in(request, underscored(match[1]), match[2])

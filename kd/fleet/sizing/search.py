@@ -288,7 +288,9 @@ def choose_size(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> 
         mine = merits.get(row["name"])
         row["within"] = not exceeded(row, budget)
         row["front"] = mine is not None
-        for other in merits.values() if mine else ():
+        if mine is None:
+            continue
+        for other in merits.values():
             if other != mine and other[0] >= mine[0] and other[1] >= mine[1]:
                 row["front"] = False
     return max(merits, key=lambda name: merits[name], default=None)

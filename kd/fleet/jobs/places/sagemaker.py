@@ -181,7 +181,7 @@ def _request(job: Job) -> dict[str, Any]:
     if job.files:
         inputs.append(_channel("files", f"{place}/files/"))
     metrics = [{"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS]
-    request = {
+    request: dict[str, Any] = {
         "TrainingJobName": job.name,
         "HyperParameters": _settings(job),
         "RoleArn": role,
