@@ -140,6 +140,10 @@ def _unforeseen(error: Exception) -> str:
             f"KD_CACHE: kd's cache folder {folder} can't be written ({plain(error)}); "
             "KD_CACHE=DIR before the command names another"
         )
+    if "operator torchvision::" in str(error):
+        return (
+            f"torch and torchvision are of two builds: install both from one index ({plain(error)})"
+        )
     return f"{plain(error)} (KD_TRACEBACK=1 shows where)"
 
 

@@ -117,10 +117,10 @@ def next_steps(summary: Json, folder: Path) -> list[str]:
     """
     if not summary["steps"]:
         return []
-    commands = {
-        f"kd-eval {folder} folder=DIR": "other pictures, in DIR/<class>",
-        f"kd-export {folder} to=onnx": "a file that runs without torch",
-    }
+    commands = {}
+    if "acc1" in summary["student"]["val"]:  # one class a picture, as folders name them
+        commands[f"kd-eval {folder} folder=DIR"] = "other pictures, in DIR/<class>"
+    commands[f"kd-export {folder} to=onnx"] = "a file that runs without torch"
     if "rankme" in summary["student"]["val"]:  # it has features and no classes
         finetune = (
             f"kd-train recipe=finetune data.source.root=DIR model.student.checkpoint={folder}"

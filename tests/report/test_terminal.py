@@ -38,6 +38,7 @@ def test_short_of_terminal() -> None:
     ("val", "commands"),
     [
         ({"acc1": 0.9}, ["kd-eval R folder=DIR", "kd-export R to=onnx", "kd-report R --open"]),
+        ({"miou": 0.4}, ["kd-export R to=onnx", "kd-report R --open"]),
         (
             {"feature_loss": 0.1, "rankme": 9.0},
             [
