@@ -132,8 +132,9 @@ def lightnings(kind: str) -> dict[str, str]:
 
 
 def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
-    """The message for an unknown class in the place of a setting, without the setting's key: it ends in the name that is
-    spelt most alike, or where none is in what the place takes.
+    """The message for an unknown class in the place of a setting, without the setting's key. It ends in the name that is
+    spelt most alike; without one in what a YAML file should have been, the classes of the module that was named, the form of
+    a class path, or the classes of kd's own that the place takes.
 
     Args:
         kind: what the place takes (``loss``); "": the place takes no class of the list.

@@ -217,8 +217,8 @@ class Objective(nn.Module):
 
     @property
     def measurable(self) -> list[str]:
-        """Names of the active losses over features that held-out pictures have: not of those that remember training
-        pictures.
+        """Names of the active losses over features that can be computed on held-out pictures: not of those that remember
+        training pictures.
         """
         return [name for name in self.layers if not self.losses[name].needs_index]
 
@@ -233,10 +233,11 @@ class Objective(nn.Module):
         return teacher
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Sets where training is; schedules of weights and temperatures read it.
+        """Sets where training is: a loss's warm-up (``DKDLoss``) and temperature (``KDLoss``) follow it. The LightningModule
+        calls it at each epoch's start; a loop of one's own does.
 
         Args:
-            epoch: from 0, with a fraction inside the epoch where there is one.
+            epoch: from 0.
             max_epochs: planned.
         """
         for loss in self.losses.modules():

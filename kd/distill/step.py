@@ -60,10 +60,11 @@ class Terms:
 
 
 class Distillation(nn.Module):
-    """One training step: ``step(images, targets).total.backward()``. Works in a plain loop, compiled, under DDP.
+    """One training step: ``step(images, targets).loss.backward()``. Works in a plain loop, compiled, under DDP.
 
     Its parameters are the student's and those of losses that have some, not the teacher's. The teacher follows the
-    pictures to their device. Under DDP wrap the step, not the student.
+    pictures to their device. Under DDP wrap the step, not the student. A loop of one's own calls
+    ``step.student.objective.set_epoch(epoch, max_epochs)`` where a loss changes over the epochs.
 
     Args:
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`), with parameters of its own.
@@ -151,11 +152,11 @@ class Distillation(nn.Module):
                 model, own_input, objective, info, run_teacher, average, as_optim(optim)
             )
             compile_as(student, model)
-            learner.given = before
+            learner.given = before  # the user's modes and types, put back after a run
             student = learner
         self.student = student
         self.range_check = RangeCheck()
-        """Looks at the first batch."""
+        """Looks at the first batch: it warns of float pictures in 0 to 255."""
 
     def forward(
         self,
@@ -215,7 +216,9 @@ class Distillation(nn.Module):
         with annotate("student"):
             pictures = student.prepare(batch["image"])
             casts: Any = nullcontext()
-            if torch.is_autocast_enabled(pictures.device.type):  # weights are rounded together
+            if torch.is_autocast_enabled(
+                pictures.device.type
+            ):  # one cast of all weights, with the bits of autocast's own
                 casts = student.casts(pictures)
             with casts, taps as tapped:
                 output = student.model(pictures)

@@ -44,8 +44,8 @@ def _embeddings(student: Tensor, teacher: Tensor, gather: bool = False) -> tuple
 class RKDLoss(FeatureLoss):
     """Relational KD: ``distance_weight * distance term + angle_weight * angle term``. No parameters.
 
-    Smooth L1 between pairwise distances, each model's divided by its mean positive one (the mean over all N^2 pairs; 0 for
-    a batch of one), and between the cosines of the angles of all triplets. Source: Park et al., Relational Knowledge
+    Smooth L1, averaged over all N^2 pairs, between pairwise distances, each model's divided by the mean of those above 0;
+    and between the cosines of the angles of all triplets. Source: Park et al., Relational Knowledge
     Distillation, arXiv 1904.05068, equations 5 to 9 (25 and 50 as there).
 
     Args:
@@ -81,7 +81,7 @@ class RKDLoss(FeatureLoss):
         student_distances = _distances(student)
         teacher_distances = _distances(teacher)
         distance = F.smooth_l1_loss(student_distances, teacher_distances)
-        # anew: in half precision the gradient of each term is rounded by itself
+        # made anew, so that features in half precision get each term's gradient rounded by itself, as if it were alone
         student, teacher = _embeddings(student_features, teacher_features)
         student_angles = _angles(student, vertices)
         teacher_angles = _angles(teacher, vertices)

@@ -221,7 +221,7 @@ class Taps:
             wanted = (height // stride, width // stride)
             paths = [path for path, side in sides.items() if side == wanted]
             if paths and not (height % stride or width % stride):
-                # the next stage's first layers, further in, may still have this stage's positions
+                # the next stage's first layers may still have this stage's positions; they lie deeper
                 return min(reversed(paths), key=lambda path: path.count("."))
             known = sorted({height // rows for rows, _ in sides.values()})
         maps = ", ".join(f"maps@stride{each}" for each in known) or "none"
@@ -288,7 +288,7 @@ class Taps:
             if self._is_map(first):
                 maps[path] = first
         of_layers = list(maps.values())
-        # the last that is a layer's output, or the last map before the features' end
+        # forward_features' own result, or the last output before it, if a layer gave that very tensor; else the last map
         identities = {id(x) for x in of_layers}
         candidates = [x for x in map(_first, before_end) if id(x) in identities]
         if not candidates:
@@ -348,7 +348,7 @@ class Taps:
 
         Args:
             caught: filled by a forward.
-            patterns: the layers, as they were added.
+            patterns: the layers, as they were added, or their paths.
             tokens: what is read of tokens: ``patch``, ``class`` or ``all``, see :class:`TapSpec`.
 
         Returns:

@@ -86,7 +86,7 @@ def inherit_vits(
 
 
 class _StudentFit:
-    """One student on its way through the teacher's blocks; its embedding is fitted at once.
+    """One student on its way through the teacher's blocks; all before them is inherited at once.
 
     Args:
         student: a plain ViT.
@@ -95,10 +95,11 @@ class _StudentFit:
     """
 
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
-        """Fits all of a student before its blocks: patch embedding, positions, and a norm before the blocks.
+        """Maps the teacher's patch embedding and positions by the projection, sets all norms back, and fits the norm before
+        the blocks, where there is one.
 
-        The arguments are the class's. ``student`` is changed in place; ``measured`` reads the teacher's positions at the
-        student's size from here on.
+        The arguments are the class's. ``student`` is changed in place; from here on ``measured`` has the teacher's positions
+        at the student's size, which takes a pass of the teacher where they are new.
         """
         self.student, self.prepare, self.measured = student, prepare, measured
         numbers = chosen_blocks(student, measured.model)

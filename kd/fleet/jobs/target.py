@@ -80,7 +80,7 @@ class Target(Protocol):
 
 @contextmanager
 def written(job: Job, files: Mapping[str, str]) -> Iterator[Path]:
-    """Writes a job's folder, readable by the user alone; where the block fails, the folder is removed.
+    """Writes a job's folder, whose files the user alone can read; where the block fails, the folder is removed.
 
     Args:
         job: to be sent.
