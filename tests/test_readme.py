@@ -122,6 +122,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "MORE": str(more),
         "PACK": str(home / "pack"),
         "DIR": str(data),
+        "PICTURES": str(data / "val"),
         "IMAGE": "registry.example.com/kd:1",
         "ROLE": "arn:aws:iam::123456789012:role/kd",
         "BUCKET": "kd-test",
