@@ -252,7 +252,7 @@ def test_a_trial_is_one_of_what_was_typed(
 
 
 def with_places(command: str, filled: dict[str, str]) -> str:
-    for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE"):
+    for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE", "PICTURES"):
         command = re.sub(rf"\b{name}\b", filled[name], command)
     return command
 

@@ -756,7 +756,8 @@ def test_several_teachers_each_with_a_cache(
         (["model.teachers.b.cache_views=3"], "model.teachers: cache_views must be the same for all that are cached"),
         (["model.teachers.b.cache=auto"], "model.teachers: cache=auto measures all teachers together"),
         (["model.teachers.a.cache_topk=2"], "model.teachers.a.cache_topk: the mean of several teachers needs"),
-        ([f"model.teachers.b.cache_dir={tmp_path / 'a'}", "model.teachers.a={cache: off, cache_dir: null}"],
+        ([f"model.teachers.b.cache_dir={tmp_path / 'a'}", "model.teachers.a.cache=off",
+          "model.teachers.a.cache_dir=null"],
          f"model.teachers.b.cache_dir: {tmp_path / 'a'}"),
     ):  # fmt: skip
         assert train_main([f"recipe={recipe}", *items, *bad]) == 2
