@@ -28,7 +28,9 @@ def learning(facts: Facts) -> list[Part | None]:
 def _models(summary: Json) -> Table | None:
     """The table that the terminal showed at the run's end; None before it, and of a training that is not kd's."""
     ended_well = summary.get("status") == "done" and "wall_s" in summary
-    return run_table(summary) if ended_well and "best_val" in (summary["student"] or {}) else None
+    return (
+        run_table(summary) if ended_well and "best_val" in (summary.get("student") or {}) else None
+    )
 
 
 def _feature_lines(run: RunRecords) -> list[Chart | None]:

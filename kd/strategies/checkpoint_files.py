@@ -43,7 +43,7 @@ class CheckpointFiles(TorchCheckpointIO):
             UserError: what it holds could not be read back (:func:`kd.storage.tensors.check_readable`); nothing is written.
             RunError: it can't be written (an ``OSError``, also where torch has wrapped it). Older checkpoints are unchanged,
                 unless the renaming fails, the last step: then the ``last.ckpt`` before is ``previous.ckpt`` already, in
-                place of the older one (and no longer ``last.ckpt`` where the file system has no hard links).
+                place of the older one.
         """
         check_readable(checkpoint)
         path = Path(path)
@@ -57,10 +57,9 @@ class CheckpointFiles(TorchCheckpointIO):
             if of_disk is None:
                 raise
             reason = of_disk.strerror or of_disk
-            before = "the one before is as it was"
-            if not path.is_file() and keep is not None and keep.is_file():
-                before = f"the one before is {keep}"
-            raise RunError(f"the checkpoint {path} can't be written: {reason}; {before}") from error
+            raise RunError(
+                f"the checkpoint {path} can't be written: {reason}; the one before is as it was"
+            ) from error
         if path.name == LAST:
             self._last_is_damaged = False
 
