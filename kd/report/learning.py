@@ -1,5 +1,7 @@
 """What a run's page says of the student: what it has learnt, how large and how fast it is."""
 
+from dataclasses import replace
+
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines
 from kd.report.evaluated import run_table, with_interval
 from kd.report.facts import Facts
@@ -13,7 +15,6 @@ from kd.report.metric import (
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
 from kd.report.tables import Chart, Part, Table, results_of
-from kd.storage.elsewhere import Json
 from kd.storage.of_weights import LABELS_ALONE
 
 
@@ -22,15 +23,18 @@ def learning(facts: Facts) -> list[Part | None]:
     without values.
     """
     run = facts.run
-    return [_models(run.summary), *_feature_lines(run), *metric_lines(run)]
+    return [_models(run), *_feature_lines(run), *metric_lines(run)]
 
 
-def _models(summary: Json) -> Table | None:
+def _models(run: RunRecords) -> Table | None:
     """The table that the terminal showed at the run's end; None before it, and of a training that is not kd's."""
+    summary = run.summary
     ended_well = summary.get("status") == "done" and "wall_s" in summary
-    return (
-        run_table(summary) if ended_well and "best_val" in (summary.get("student") or {}) else None
-    )
+    if not ended_well or "best_val" not in (summary.get("student") or {}):
+        return None
+    was_timed = "latency" in results_of(run.folder, lambda _: None)
+    note = "" if was_timed else "kd-latency RUN measures milliseconds."
+    return replace(run_table(summary), note=note)
 
 
 def _feature_lines(run: RunRecords) -> list[Chart | None]:

@@ -326,7 +326,7 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
     for typed_key, value in settings.items():
         key = underscored(typed_key)
         content = read_word(value)
-        if not KEY.match(f"{typed_key}="):
+        if typed_key.startswith("-") or not KEY.match(f"{typed_key}="):
             raise UserError(f"{where}: no key '{typed_key}'")
         if key == "config":
             overlays = [value]

@@ -23,6 +23,7 @@ from kd.settings import (
     TrainerSettings,
     height_width,
 )
+from kd.teachers import RunTeacher
 from tests._helpers import ROOT
 
 CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
@@ -105,7 +106,7 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
 def test_what_is_built_takes_the_settings_in_their_order() -> None:
     taken = {}
     for parameter in inspect.signature(assemble).parameters.values():
-        if parameter.annotation not in (DataInfo, OptimSpec | None):
+        if parameter.annotation not in (DataInfo, OptimSpec | None, RunTeacher | None):
             taken[parameter.name] = parameter.default
     settings = {}
     for field in fields(LearningSettings):

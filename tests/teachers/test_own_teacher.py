@@ -149,7 +149,7 @@ def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
         ("* colours @", "* pictures @", "model.teacher: mine.Colours.answer: RuntimeError: "),
         ('"scale": self.scale}', '"scale": self.sclae}', "model.teacher: mine.Colours.identity: AttributeError: "),
         ("torch.randn(3", "torch.rnadn(3", "model.teacher: mine.Colours.build: AttributeError: "),
-        ("def answer", "def answers", "model.teacher.answers: Colours must build a torch module, got Colours (a class "),
+        ("def answer", "def answers", "model.teacher.builder: Colours must build a torch module, got Colours (a class "),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_class_of_the_page_is_one_line(

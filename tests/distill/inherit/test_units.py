@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from kd.data.info import DataInfo
+from kd.distill.first_weights import give_first_weights
 from kd.losses import RegressionKDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.run.assemble import assemble
@@ -44,7 +45,7 @@ def test_numbers_are_inherited_in_their_units(arch: str, tmp_path: Path) -> None
         distill_losses={"kd": RegressionKDLoss()},
     )
     pictures = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
-    module.begin(lambda count: pictures[:count], None)
+    give_first_weights([module.student], module.teacher, lambda count: pictures[:count])
     with torch.no_grad():
         answers = module.student.eval().logits(pictures)
     assert (answers - 500).abs().max() < 50  # it was 50,500 of the convolutional families
