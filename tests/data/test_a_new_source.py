@@ -62,7 +62,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setitem(sys.modules, module.__name__, module)
     path = f"{module.__name__}.Listed"
     entry = {"root": {"type": "str", "text": "The folder."}}
-    added = parts.Listed(path, "source", frozenset([path]), "", True, parts.keys_in(entry), {})
+    added = parts.Listed(path, "source", frozenset([path]), "", True, parts.keys_in(entry))
     known = (*parts.classes(), added)
     monkeypatch.setattr(parts, "classes", lambda: known)
     parts.listed_class.cache_clear()
