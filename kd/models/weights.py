@@ -281,18 +281,24 @@ def _of_safetensors(file: Path) -> About:
         said = _from_metadata(meta, file)
         if is_student(meta):
             return said
-    return _of_tensors(_shapes_in(file), said)
+        tensors = _shapes(opened)
+    return _of_tensors(tensors, said)
 
 
 def _shapes_in(file: Path) -> dict[str, Tensor]:
     """A file's tensors by dotted name; of a ``.safetensors`` file on the ``meta`` device, without their numbers."""
     if file.suffix != ".safetensors":
         return tensors_in(_load_pickle(file))
-    tensors = {}
     with safe_open(regular(file), framework="pt") as opened:
-        for name in opened.keys():  # noqa: SIM118
-            shape = opened.get_slice(name).get_shape()
-            tensors[name] = torch.empty(shape, device="meta")
+        return _shapes(opened)
+
+
+def _shapes(opened: safe_open) -> dict[str, Tensor]:
+    """The tensors of a ``.safetensors`` file that is open, on the ``meta`` device."""
+    tensors = {}
+    for name in opened.keys():  # noqa: SIM118
+        shape = opened.get_slice(name).get_shape()
+        tensors[name] = torch.empty(shape, device="meta")
     return tensors
 
 

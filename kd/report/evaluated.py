@@ -9,7 +9,18 @@ from statistics import fmean
 
 from kd.report.metric import counted, difference, duration, format_metric, in_tables, short
 from kd.report.ratio import Number, ratio
-from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Parts, Picture, Table, sentences
+from kd.report.tables import (
+    COLOUR,
+    JPEG,
+    Cell,
+    Chart,
+    Gallery,
+    Part,
+    Parts,
+    Picture,
+    Table,
+    sentences,
+)
 from kd.storage.elsewhere import Json
 
 MODELS = ("teacher", "student")
@@ -28,7 +39,6 @@ TITLES = {
     "both_wrong": "Where both are wrong",
     "alone": "What the student gets wrong",
 }
-COLOUR = "#[0-9a-f]{6}"
 OUTCOMES = {
     "both_right": "both right",
     "only_teacher": "only the teacher right",

@@ -8,6 +8,7 @@ from kd.report.metric import less_is_better
 from kd.report.ratio import Number, ratio
 from kd.report.records import RunRecords, percentile
 from kd.report.step_facts import COMPUTING, StepFacts, Swing, phase_share
+from kd.report.tables import Parts, results_of
 from kd.storage.elsewhere import Json
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
@@ -140,6 +141,11 @@ class Facts(StepFacts):
     def has_ended(self) -> bool:
         """Whether the run has a status; one that trains or was killed has none."""
         return "status" in self.run.summary
+
+    @cached_property
+    def results(self) -> dict[str, Parts]:
+        """What commands have measured of the present weights, by name; what is left out is noted in the records."""
+        return results_of(self.run.folder, self.run.notes.append)
 
     @cached_property
     def images_per_s(self) -> Number:

@@ -14,7 +14,7 @@ from kd.report.metric import (
 )
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
-from kd.report.tables import Chart, Part, Table, results_of
+from kd.report.tables import Chart, Part, Table
 from kd.storage.of_weights import LABELS_ALONE
 
 
@@ -23,17 +23,16 @@ def learning(facts: Facts) -> list[Part | None]:
     without values.
     """
     run = facts.run
-    return [_models(run), *_feature_lines(run), *metric_lines(run)]
+    return [_models(facts), *_feature_lines(run), *metric_lines(run)]
 
 
-def _models(run: RunRecords) -> Table | None:
+def _models(facts: Facts) -> Table | None:
     """The table that the terminal showed at the run's end; None before it, and of a training that is not kd's."""
-    summary = run.summary
+    summary = facts.run.summary
     ended_well = summary.get("status") == "done" and "wall_s" in summary
     if not ended_well or "best_val" not in (summary.get("student") or {}):
         return None
-    was_timed = "latency" in results_of(run.folder, lambda _: None)
-    note = "" if was_timed else "kd-latency RUN measures milliseconds."
+    note = "" if "latency" in facts.results else "kd-latency RUN measures milliseconds."
     return replace(run_table(summary), note=note)
 
 
@@ -84,9 +83,7 @@ def headline(facts: Facts) -> Section | None:
         times = ratio(small, large)
         part = f"{times:.1%} of" if small < large else f"{times:.1f} times"
         text += f" with {part} its parameters"
-    # what is left out is named where results are shown
-    results = results_of(run.folder, lambda _: None)
-    for part_of_result in results.get(LABELS_ALONE, [])[:1]:
+    for part_of_result in facts.results.get(LABELS_ALONE, [])[:1]:
         if isinstance(part_of_result, Table):
             text += f"; {part_of_result.rows[0][0]}"
     return {"kind": "headline", "text": text}

@@ -26,7 +26,7 @@ from kd.report.metric import duration, format_metric, short
 from kd.report.ratio import Number, share
 from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
-from kd.report.tables import Cell, Part, Parts, Table, results_of, sentences
+from kd.report.tables import Cell, Part, Parts, Table, sentences
 from kd.storage.elsewhere import Json
 from kd.storage.of_weights import LABELS_ALONE
 
@@ -77,7 +77,7 @@ def _results(facts: Facts) -> Parts:
     and how it is.
     """
     run = facts.run
-    results = results_of(run.folder, run.notes.append)
+    results = facts.results
     parts = [part for of_one in results.values() for part in of_one]
     model = run.config.get("model") or {}
     if run.summary.get("status") != "done":

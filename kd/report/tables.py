@@ -71,7 +71,8 @@ class Picture:
     wide: bool = False
 
 
-Colour = Annotated[str, Field(pattern="^#[0-9a-f]{6}$")]
+COLOUR = "#[0-9a-f]{6}"
+Colour = Annotated[str, Field(pattern=f"^{COLOUR}$")]
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,7 @@ def train_teacher_if_missing(run: Run) -> list[str]:
     source = None if run.splits is None else run.splits.source
     trained = train_teacher_first(run.config, run.trusted, source)
     run.change(trained)
-    words = []
-    for key, value in trained.items():
-        words.append(f"{key}={value or 'null'}")
-    return words
+    return [as_word(key, value) for key, value in trained.items()]
 
 
 def train_teacher_first(

@@ -72,7 +72,7 @@ class KnownWarnings:
             with appended(self._file) as file:
                 file.write(lines)
         except OSError:
-            pass  # a full disk is told of by what matters more
+            pass  # on a full disk the run fails at what matters more, and says so
 
 
 def quiet_warnings() -> None:

@@ -227,4 +227,4 @@ def _teacher_of_all(plan: SearchPlan) -> list[str]:
     if not teachers_in(plan.config["model"]):
         return []
     found = train_teacher_first(plan.config, plan.trusted)
-    return [f"{key}={value or 'null'}" for key, value in found.items()]
+    return [as_word(key, value) for key, value in found.items()]
