@@ -1,9 +1,9 @@
 """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) as kd uses it.
 
 Two things differ. On a CPU it iterates in float32: bfloat16 is 20 to 30 times as slow there without instructions for
-it. On other devices weights of one shape, but for shards, are orthogonalised together: the step of a ViT-Ti takes some
-hundred calls of operators in place of 2,700, of each of which a GPU would wait for the host. (The same bits on a CPU, where
-nothing waits: twelve matrices at once leave its cache, and the step takes 15 % longer.) AdaMuon (``adamuon``,
+it. On other devices weights of one shape, standing or lying, but for shards, are orthogonalised together: the step of a
+ViT-Ti takes some hundred calls of operators in place of 2,700, of each of which a GPU would wait for the host. (On a CPU,
+where nothing waits, twelve matrices at once leave its cache, and the step takes 15 % longer.) AdaMuon (``adamuon``,
 ``nadamuon``), which is of the same class, has the first difference alone: it steps weights one by one everywhere.
 """
 
@@ -88,6 +88,7 @@ def step_by_shapes(
     adjust_lr_fn: str | None,
     ns_steps: int,
     ns_coefficients: str | Sequence[tuple[float, float, float]],
+    scale_eps: bool,
     capturable: bool,  # noqa: ARG001
     **of_the_iteration: object,
 ) -> None:
@@ -112,6 +113,7 @@ def step_by_shapes(
         adjust_lr_fn: timm's name of the scale by shape; None: 1.
         ns_steps: steps of the iteration.
         ns_coefficients: timm's name of its coefficients, or the coefficients themselves.
+        scale_eps: the iteration's small number is scaled by the root of ``in / out``.
         capturable: without influence here.
         **of_the_iteration: further arguments of ``zeropower_via_newtonschulz``.
     """
@@ -122,45 +124,76 @@ def step_by_shapes(
     else:
         updates = list(momenta)
 
-    numbers_by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-    for number, param in enumerate(params):
-        numbers_by_shape[param.shape].append(number)
+    matrices = [_as_matrices(update, conv_mode) for update in updates]
     coefficients = module.resolve_ns_coefficients(ns_coefficients, module._COEFFICIENTS)
-    for shape, numbers in numbers_by_shape.items():
-        update_KOI = torch.stack([updates[number] for number in numbers])  # K weights of one shape
-        matrices = _as_matrices(update_KOI, conv_mode)  # (K or K * positions, rows, columns)
+    for sides in _by_shape(matrices, scale_eps):
+        # what stands and what lies is laid together apart: few copies
+        laid = []
+        for is_lying, numbers in enumerate(sides):
+            if numbers:
+                of_side = torch.cat([matrices[number] for number in numbers])
+                laid.append(of_side.mT if is_lying else of_side)
+        together = torch.cat(laid) if len(laid) > 1 else laid[0]
         orthogonal = module.zeropower_via_newtonschulz(
-            matrices, ns_steps, coefficients, **of_the_iteration
-        )
-        scale = 1.0
-        if adjust_lr_fn:
-            scale = module.get_lr_scale(matrices.shape[-2:], adjust_lr_fn)
-        if conv_mode == "batched" and len(shape) > 2 and normalize_spatial:
-            scale *= shape[2:].numel() ** -0.5
-        update_KOI = _as_weights(orthogonal, update_KOI.shape, conv_mode).to(params[0].dtype)
-        torch._foreach_add_(
-            [params[number] for number in numbers], list(update_KOI.unbind()), alpha=-lr * scale
-        )
+            together, ns_steps, coefficients, scale_eps=scale_eps, **of_the_iteration
+        ).to(params[0].dtype)
+        lengths = [sum(len(matrices[number]) for number in numbers) for numbers in sides]
+        stand, lie = orthogonal.split(lengths)
+        if len(lie):
+            lie = lie.mT.contiguous()
+        for numbers, found in zip(sides, (stand, lie), strict=True):
+            parts = found.split([len(matrices[number]) for number in numbers])
+            # scale -> weights of one shape or several, and what is taken from them
+            taken: dict[float, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+            for number, part in zip(numbers, parts, strict=True):
+                shape = params[number].shape
+                scale = 1.0
+                if adjust_lr_fn:
+                    scale = module.get_lr_scale(part.shape[-2:], adjust_lr_fn)
+                if conv_mode == "batched" and len(shape) > 2 and normalize_spatial:
+                    scale *= shape[2:].numel() ** -0.5
+                weights, steps = taken[scale]
+                weights.append(params[number])
+                steps.append(_as_weight(part, shape, conv_mode))
+            for scale, (weights, steps) in taken.items():
+                torch._foreach_add_(weights, steps, alpha=-lr * scale)
 
 
-def _as_matrices(weights: Tensor, conv_mode: str) -> Tensor:
-    """Weights of one shape as matrices, in torch's order of a convolution's weights (positions: height times width)::
+def _by_shape(matrices: Sequence[Tensor], scale_eps: bool) -> list[tuple[list[int], list[int]]]:
+    """The numbers of weights whose matrices have one shape: of those that stand, and of those that lie down for it.
 
-    (K, out, in)                ->  (K, out, in)                    of linear layers
-    (K, out, in, height, width) ->  (K, out, in * positions)        flatten
-    (K, out, in, height, width) ->  (K * positions, out, in)        batched
+    ``orthogonal(U^T)`` is ``orthogonal(U)^T``; not with ``scale_eps``, which differs by the side that is longer.
+
+    Args:
+        matrices: of each weight, ``(K, rows, columns)``.
+        scale_eps: as of :func:`step_by_shapes`.
     """
-    if weights.ndim == 3:
-        return weights
+    groups: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for number, standing in enumerate(matrices):
+        rows, columns = standing.shape[-2:]
+        if rows > columns and not scale_eps:
+            groups[columns, rows][1].append(number)
+        else:
+            groups[rows, columns][0].append(number)
+    return list(groups.values())
+
+
+def _as_matrices(weight: Tensor, conv_mode: str) -> Tensor:
+    """A weight as matrices, in torch's order of a convolution's weights (positions: height times width)::
+
+    (out, in)                ->  (1, out, in)                 of linear layers
+    (out, in, height, width) ->  (1, out, in * positions)     flatten
+    (out, in, height, width) ->  (positions, out, in)         batched
+    """
+    if weight.ndim == 2:
+        return weight[None]
     if conv_mode == "flatten":
-        return weights.flatten(2)
-    return weights.flatten(3).permute(0, 3, 1, 2).flatten(0, 1)
+        return weight.flatten(1)[None]
+    return weight.flatten(2).permute(2, 0, 1)
 
 
-def _as_weights(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
-    """The inverse of :func:`_as_matrices`: the matrices in ``shape``, which is ``(K, out, in, ...)``."""
-    if len(shape) == 3 or conv_mode == "flatten":
+def _as_weight(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
+    """The inverse of :func:`_as_matrices`: the matrices as a weight of ``shape``, ``(out, in, ...)``."""
+    if len(shape) == 2 or conv_mode == "flatten":
         return matrices.reshape(shape)
-    positions = shape[3:].numel()
-    by_position = matrices.unflatten(0, (shape[0], positions))
-    return by_position.permute(0, 2, 3, 1).reshape(shape)
+    return matrices.permute(1, 2, 0).reshape(shape)

@@ -240,26 +240,25 @@ class MixPairs:
         before, labels, known = map(_in_pairs, (images, one_hot, is_known))
         after, labels_after = _in_pairs(mixed_images), _in_pairs(mixed_labels)
 
-        at_once = all_at_once(images)
-        for is_cut in (False, True):
-            chosen = [mix for mix in mixes if mix.is_cut is is_cut]
-            step = len(images) if at_once else 1
-            for first in range(0, len(chosen), step):
-                some = chosen[first : first + step]
-                # (P, 6): the fields of Mix. One transfer to a GPU; float64 holds them all exactly.
-                table = torch.tensor(some, dtype=torch.float64).to(images.device, non_blocking=True)
-                share = table[:, 1]
-                pairs: Tensor | slice
-                if at_once:
-                    pairs = table[:, 0].long()
-                else:  # one pair: no index has to be looked up
-                    pairs = slice(some[0].pair, some[0].pair + 1)
-                both_known = known[pairs].all(1)
-                labels_after[pairs] = _blend(labels[pairs], share) * both_known[:, None, None]
-                if is_cut:
-                    after[pairs] = _paste(before[pairs], table[:, 2:])
-                else:
-                    after[pairs] = _blend(before[pairs], share)
+        if not mixes:
+            return mixed_images, mixed_labels
+        # (P, 6): the fields of Mix, mixup's first. One transfer to a GPU; float64 holds them all exactly.
+        in_order = sorted(mixes, key=lambda mix: mix.is_cut)
+        cuts = sum(mix.is_cut for mix in in_order)
+        blended = len(in_order) - cuts
+        table = torch.tensor(in_order, dtype=torch.float64).to(images.device, non_blocking=True)
+        pairs = table[:, 0].long()
+        shares = table[:, 1]
+        both_known = known[pairs].all(1)
+        labels_after[pairs] = _blend(labels[pairs], shares) * both_known[:, None, None]
+
+        step = len(images) if all_at_once(images) else 1
+        for first in range(0, blended, step):
+            rows = slice(first, min(first + step, blended))
+            after[pairs[rows]] = _blend(before[pairs[rows]], shares[rows])
+        for first in range(blended, len(in_order), step):
+            rows = slice(first, first + step)
+            after[pairs[rows]] = _paste(before[pairs[rows]], table[rows, 2:])
         return mixed_images, mixed_labels
 
     def _draw(self, pair: int, key: tuple[int, int], size: tuple[int, int]) -> Mix | None:

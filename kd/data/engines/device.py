@@ -455,8 +455,11 @@ def _resize_padded(
     """
     n, _, rows, columns = padded.shape
     new_height, new_width = size
-    column_shares = _shares(widths, columns, new_width)  # (n, new_width, columns)
-    row_shares = _shares(heights, rows, new_height)  # (n, new_height, rows)
+    most_old, most_new = max(rows, columns), max(size)
+    scales = torch.cat([widths / new_width, heights / new_height])  # old pixels to a new one
+    shares = _shares(torch.cat([widths, heights]), scales, most_old, most_new)
+    column_shares = shares[:n, :new_width, :columns]
+    row_shares = shares[n:, :new_height, :rows]
     lines = padded.flatten(1, 2)  # (n, 3 rows, columns)
     narrow = lines @ column_shares.mT  # (n, 3 rows, new_width)
     narrow.round_()
@@ -468,20 +471,21 @@ def _resize_padded(
     return images.round_().clamp_(0, 255).byte()
 
 
-def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
+def _shares(lengths: Tensor, scales: Tensor, most: int, size: int) -> Tensor:
     """The share of each old pixel of a line in each new one: antialiased bilinear, a triangle around its centre.
 
     Args:
         lengths: pixels of each old line, ``(N, 1)``.
-        most: of the longest old line.
-        size: pixels of a new line.
+        scales: old pixels to a new one, likewise.
+        most: pixels of the longest old line.
+        size: pixels of the longest new line.
 
     Returns:
         ``(N, size, most)``; the shares in a new pixel add up to 1, and those of padding are 0.
     """
-    # Suffixes: N pictures, S new pixels, M old pixels.
+    # Suffixes: N lines, S new pixels, M old pixels.
     lengths_N11 = lengths[..., None]
-    scale_N11 = lengths_N11 / size  # old pixels to a new one
+    scale_N11 = scales[..., None]
     old_pixel_M = torch.arange(most, device=lengths.device)
     new_pixel_S1 = torch.arange(size, device=lengths.device)[:, None]
     old_centre_M = old_pixel_M + 0.5
