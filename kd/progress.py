@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 CALM = 10.0  # seconds between two lines in a log file
-CALM_AT_START = 4.0  # likewise, where nothing else shows life: before the first step, and while models are timed
+CALM_AT_START = 4.0  # likewise, where nothing else shows life: before the first step
 
 
 class Lines:
@@ -130,6 +130,20 @@ def drawn(calm: float = CALM) -> dict[str, Any]:
         "ncols": 80,
         "ascii": True,
     }
+
+
+def bar_at_start(
+    iterable: Iterable[Any] | None = None,
+    *,
+    label: str,
+    total: int | None = None,
+    unit: str = " images",
+) -> tqdm:
+    """A :func:`bar`, with the same arguments, of something before the first step: the first process alone shows it."""
+    from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    return bar(iterable, label=label, unit=unit, total=total, calm=CALM_AT_START, disable=hidden)
 
 
 def bar(

@@ -323,7 +323,7 @@ class Preflight(Callback):
             of_all_processes = len(batch["index"]) * trainer.world_size  # with padding
             left = batches.pictures - shown.n
             shown.update(min(of_all_processes, left))
-            seen = look(batch, run.module.task, run.teacher, {}, run.device, members=True)
+            seen = look(batch, run.module.task, run.teacher, {}, run.device)
             if seen is None or seen.index is None or seen.decided is None:
                 continue
             seen_here += len(seen.index)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule, Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -31,7 +30,7 @@ from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
-from kd.progress import CALM_AT_START, bar
+from kd.progress import bar_at_start
 from kd.settings import Augment, DataSettings, TierSpec, height_width
 from kd.storage.tensors import TorchFile, read_checkpoint
 
@@ -396,8 +395,7 @@ class DistillationDataModule(LightningDataModule):
             count: how many at most.
             label: of the progress bar, which the first process shows.
         """
-        hidden = getattr(rank_zero_only, "rank", 0) != 0
-        chosen = bar(self.sample(count), label=label, calm=CALM_AT_START, disable=hidden)
+        chosen = bar_at_start(self.sample(count), label=label)
         return torch.stack([picture for picture, _ in chosen])
 
     def sample(self, count: int, labelled: bool = False) -> "SampledPictures":

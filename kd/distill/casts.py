@@ -60,17 +60,16 @@ class AttentionInFloat32(TorchFunctionMode):
         is_attention = func == scaled_dot_product_attention and bool(args)
         if not is_attention or args[0].shape[-2] > LONGEST:
             return func(*args, **named)
-        given = (tuple(args), dict(named))
         wide_args, wide_named = tree_map_only(
-            Tensor, lambda x: x.float() if x.is_floating_point() else x, given
+            Tensor, lambda x: x.float() if x.is_floating_point() else x, (tuple(args), dict(named))
         )
         with torch.autocast("cpu", enabled=False):
             output = func(*wide_args, **wide_named)
-            return output.to(args[0].dtype)
+        return output.to(args[0].dtype)
 
 
 class _Rounded(torch.autograd.Function):
-    """``(dtype, *weights) -> the weights in dtype``, and the gradients back in the weights' own dtype."""
+    """``(dtype, *weights) -> the weights in dtype``, and the gradients back in float32."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -98,9 +97,9 @@ class CastTogether:
     """Rounds a timm model's weights together while it is called under autocast; on a CPU without matrix instructions its
     attention is in float32 then (:class:`AttentionInFloat32`).
 
-    Only where that gives what autocast gives: the first call compares the two, to the bit. A model that differs, is not of
-    timm, is compiled or sharded, or computes its layers anew in the backward pass is left to autocast: that pass would run
-    outside of this, in other types.
+    Only where that gives what autocast gives: the first call compares the two, to the bit. Left to autocast are weights that
+    do not train; and a model that differs, is not of timm, is compiled or sharded, or computes its layers anew in the
+    backward pass: that pass would run outside of this, in other types.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -131,7 +130,7 @@ class CastTogether:
             self._groups = self._found(images, dtype)
         is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
         widened = AttentionInFloat32() if is_slow and self._may_widen else nullcontext()
-        with self._rounded(self._groups, dtype), widened:
+        with _rounded(self._groups, dtype), widened:
             yield
 
     def _found(self, images: Tensor, dtype: torch.dtype) -> list[list[Layer]]:
@@ -145,68 +144,47 @@ class CastTogether:
         is_sharded = any(hasattr(parameter, "ds_id") for parameter in self.model.parameters())
         if is_sharded or not type(self.model).__module__.startswith("timm."):
             return []
-        groups = _grouped(self._layers())
-        return groups if self._gives_the_same(images, dtype, groups) else []
-
-    def _layers(self) -> list[Layer]:
-        """The weights and biases that autocast would round: a layer, the name in it, the parameter; in the model's order."""
-        found = []
-        for module in self.model.modules():
-            if type(module) not in CAST_BY_AUTOCAST or is_parametrized(module):
-                continue
-            for name, parameter in module.named_parameters(recurse=False):
-                if type(parameter) is nn.Parameter and parameter.dtype == torch.float32:
-                    found.append((module, name, parameter))
-        return found
-
-    @staticmethod
-    @contextmanager
-    def _rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[None]:
-        """Inside, the layers hold rounded weights: an attribute of the layer is found before its parameter of that name."""
-        for group in groups:
-            rounded = _Rounded.apply(dtype, *(parameter for _, _, parameter in group))
-            for (module, name, _), half in zip(group, rounded, strict=True):
-                module.__dict__[name] = half
-        try:
-            yield
-        finally:
-            for group in groups:
-                for module, name, _ in group:
-                    module.__dict__.pop(name, None)
-
-    @torch.no_grad()
-    def _gives_the_same(
-        self, images: Tensor, dtype: torch.dtype, groups: list[list[Layer]]
-    ) -> bool:
-        """Whether the model gives the same bits for two pictures with the groups' weights rounded together and by autocast.
-
-        It is called in evaluation, which changes no statistics and draws no random numbers.
-        """
-        in_half = torch.autocast(images.device.type, dtype, cache_enabled=False)
+        groups = _grouped(parts)
+        # Two pictures by both ways; in evaluation, which changes no statistics and draws no random numbers.
         two = images[:2]
-        with evaluating(self.model), in_half:
-            by_autocast = self.model(two)
-            with self._rounded(groups, dtype):
-                together = self.model(two)
-        expected = tree_leaves(by_autocast)
-        found = tree_leaves(together)
-        if len(expected) != len(found):
-            return False
-        return all(map(torch.equal, expected, found))
+        in_half = torch.autocast(images.device.type, dtype, cache_enabled=False)
+        with torch.no_grad(), evaluating(self.model), in_half:
+            by_autocast = tree_leaves(self.model(two))
+            with _rounded(groups, dtype):
+                together = tree_leaves(self.model(two))
+        pairs = zip(by_autocast, together, strict=True)
+        return groups if all(torch.equal(*pair) for pair in pairs) else []
 
 
-def _grouped(layers: list[Layer]) -> list[list[Layer]]:
-    """The layers in groups of :data:`GROUP` numbers, those that are trained apart from those that are frozen."""
+@contextmanager
+def _rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the layers hold rounded weights: an attribute of the layer is found before its parameter of that name."""
+    for group in groups:
+        rounded = _Rounded.apply(dtype, *(parameter for _, _, parameter in group))
+        for (module, name, _), half in zip(group, rounded, strict=True):
+            module.__dict__[name] = half
+    try:
+        yield
+    finally:
+        for group in groups:
+            for module, name, _ in group:
+                module.__dict__.pop(name, None)
+
+
+def _grouped(parts: list[nn.Module]) -> list[list[Layer]]:
+    """The trained weights and biases that autocast would round, in groups of :data:`GROUP` numbers, in the model's order."""
     groups: list[list[Layer]] = []
-    for trained in (True, False):
-        numbers = GROUP  # none is open yet
-        for layer in layers:
-            parameter = layer[2]
-            if parameter.requires_grad is not trained:
+    numbers = GROUP  # no group is open yet
+    for part in parts:
+        if type(part) not in CAST_BY_AUTOCAST or is_parametrized(part):
+            continue
+        for name, parameter in part.named_parameters(recurse=False):
+            is_plain = type(parameter) is nn.Parameter and parameter.dtype == torch.float32
+            if not is_plain or not parameter.requires_grad:
                 continue
             numbers += parameter.numel()
             if numbers > GROUP:
                 groups.append([])
                 numbers = parameter.numel()
-            groups[-1].append(layer)
+            groups[-1].append((part, name, parameter))
     return groups

@@ -5,26 +5,23 @@ A random one would first distort those weights (Kumar et al., Fine-Tuning can Di
 it, else to the teacher's answers where losses over logits do.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
-from tqdm import tqdm
 
 from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
 from kd.distill.inherit.ridge import fit_first_classifier
-from kd.distill.on_device import CPU, fit_on
+from kd.distill.on_device import CPU, fitting_on
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import evaluating
 from kd.models.taps import PRELOGITS, linear_classifier
-from kd.progress import CALM_AT_START, bar
+from kd.progress import bar_at_start
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
 
@@ -75,17 +72,17 @@ def fit_classifier(
             return ""
         if not objective.task.one_class:  # a label, or a number, is not one picture's alone
             count = max(count, LEAST)
-        compute = partial(_of_labelled, student, labelled(count, True))
-        features, targets = fit_on(device, [student.model], compute)
-        first = None
-        if features.ndim == 2 and len(targets) >= 2:
-            first = objective.task.first_classifier(features, targets)
+        chosen = labelled(count, True)
+        if len(chosen) < 2:
+            return ""
+        with fitting_on(device, student.model) as place:
+            features, targets = _of_labelled(student, chosen, place)
+        if features.ndim != 2:  # of maps each place has a label
+            return ""
+        first = objective.task.first_classifier(features, targets)
         if first is None:
             return ""
-        if classifier.bias is None:
-            classifier.weight.copy_(first.weight)
-        else:
-            set_in_units(classifier, first.weight, first.bias)
+        set_in_units(classifier, first.weight, first.bias)
         fitted_to = (
             f"on the features of {len(targets)} training pictures (leave-one-out {first.score})"
         )
@@ -95,11 +92,11 @@ def fit_classifier(
             return ""
         if student.start != "pre-trained":
             return ""
-        features, targets = _of_answers(student, teacher, pictures(count))
-        if features.ndim != 2 or targets.ndim != 2:  # of maps each place has an answer
+        features, answers = _of_answers(student, teacher, pictures(count))
+        if features.ndim != 2 or answers.ndim != 2:
             return ""
-        fit_first_classifier(classifier, [features], targets, torch.zeros_like(classifier.weight))
-        fitted_to = f"of the teacher's answers on the features of {len(targets)} training pictures"
+        fit_first_classifier(classifier, [features], answers, torch.zeros_like(classifier.weight))
+        fitted_to = f"of the teacher's answers on the features of {len(answers)} training pictures"
     if student.average is not None:
         student.average.set(student.model)
     return f"student: the new classifier starts as a ridge regression {fitted_to}"
@@ -110,57 +107,58 @@ def _of_labelled(
 ) -> tuple[Tensor, Tensor]:
     """The classifier's input for labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``, on the CPU.
 
-    Both are empty (of shape ``(0,)``) without any such picture.
-
     Args:
         student: on ``device``, to which pictures are brought batch by batch.
         sample: the pictures with their labels.
         device: of the student.
     """
     labels: list[Any] = []
-    features = []
-    pairs = iter(sample)
-    with _bar(len(sample)) as shown:
+
+    def batches() -> Iterator[Tensor]:
+        """The pictures; their labels are kept."""
+        pairs = iter(sample)
         while part := list(islice(pairs, BATCH)):
             pictures, targets = zip(*part, strict=True)
-            images = torch.stack(pictures).to(device)
-            features.append(_features(student, images).cpu())
-            labels += targets
-            shown.update(len(part))
-    if not features:
-        return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
+            labels.extend(targets)
+            yield torch.stack(pictures).to(device)
+
+    features = _features(student, batches(), len(sample))
     with CPU:  # the fit's own context would make them on the GPU
-        return torch.cat(features), sample.stack(labels)
+        return features, sample.stack(labels)
 
 
 def _of_answers(student: Student, teacher: RunTeacher, sample: Tensor) -> tuple[Tensor, Tensor]:
-    """The classifier's input for pictures, ``(N, D)``, and the teacher's logits ``(N, C)``, where the models are.
+    """The classifier's input for pictures, ``(N, D)``, and the teacher's logits ``(N, C)``, on the CPU.
 
     Args:
         student: with a linear classifier.
         teacher: of the run.
-        sample: uint8 ``(N, 3, H, W)``.
+        sample: uint8 ``(N, 3, H, W)``, where the models are.
     """
-    features = []
     logits: list[Any] = []
-    with _bar(len(sample)) as shown:
+
+    def batches() -> Iterator[Tensor]:
+        """The pictures; the teacher's logits of them are kept."""
         for part in sample.split(BATCH):
-            features.append(_features(student, part))
             answer = teacher.answer(Batch(image=part), Wanted())
             logits.append(answer.logits[ALL])
-            shown.update(len(part))
-    return torch.cat(features), torch.cat(logits)
+            yield part
+
+    features = _features(student, batches(), len(sample))
+    return features, torch.cat(logits).cpu()
 
 
-def _features(student: Student, images: Tensor) -> Tensor:
-    """The input of the student's classifier for pictures, as its tap catches it, in float32."""
+def _features(student: Student, batches: Iterator[Tensor], total: int) -> Tensor:
+    """The input of the student's classifier for ``total`` pictures in batches, as its tap catches it: float32, on the
+    CPU.
+    """
     student.taps.add(PRELOGITS)
-    with evaluating(student.model), student.taps as caught:
-        student.model(student.prepare(images))
-    return caught[PRELOGITS].float()
-
-
-def _bar(total: int) -> tqdm:
-    """A progress bar of ``total`` pictures, in the first process."""
-    hidden = getattr(rank_zero_only, "rank", 0) != 0
-    return bar(label="a first classifier", total=total, calm=CALM_AT_START, disable=hidden)
+    features = []
+    with bar_at_start(label="a first classifier", total=total) as shown:
+        for images in batches:
+            with evaluating(student.model), student.taps as caught:
+                student.model(student.prepare(images))
+            features.append(caught[PRELOGITS].float().cpu())
+            shown.update(len(images))
+    with CPU:
+        return torch.cat(features)

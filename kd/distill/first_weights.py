@@ -1,6 +1,7 @@
 """A student's first weights, before training: its teacher's layers, or a fitted classifier."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from kd.clock import part_of_the_start
 from kd.distill.classifier import Sample, fit_classifier
 from kd.distill.inherit import inherit_together
-from kd.distill.on_device import CPU, fit_on
+from kd.distill.on_device import CPU, fitting_on
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.report.records import FIT_OF_THE_START
@@ -68,16 +69,14 @@ def _inherit(
         raise UserError("model.student.inherit: needs training pictures: a DistillationDataModule")
     assert teacher is not None
     parent = teacher.members[students[0].parent]
-    model = parent.original()
+    big = parent.original()
     sample = pictures(students[0].sample_size)
-    pairs = [(student.model, student.prepare) for student in students]
-
-    def fit(device: torch.device) -> None:
-        """Fits the models on ``device``, to which the sample is brought."""
-        inherit_together(pairs, model, sample.to(device), parent.prepare)  # type: ignore[arg-type]
-
+    pairs: Any = [(student.model, student.prepare) for student in students]
     try:
-        with part_of_the_start(FIT_OF_THE_START):
-            fit_on(device, [model, *(student.model for student in students)], fit)
+        with (
+            part_of_the_start(FIT_OF_THE_START),
+            fitting_on(device, big, *(small for small, _ in pairs)) as place,
+        ):
+            inherit_together(pairs, big, sample.to(place), parent.prepare)
     except ValueError as error:
         raise UserError(f"model.student.inherit: {error}") from error

@@ -7,7 +7,7 @@ from torch.nn.parameter import is_lazy
 
 from kd.data.info import DataInfo
 from kd.data.targets import other_targets
-from kd.errors import UserError, among, no_such_loss
+from kd.errors import UserError, among
 from kd.losses import DistillLoss, LogitLoss
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -44,23 +44,18 @@ def check_fit(
                 f"model.teacher_of.{name}: teacher '{member}' not found in model.teachers{among(members)}"
             )
     for name, loss in losses.items():
-        key = f"model.distill_losses.{name}"
-        if type(loss) is DistillLoss:  # only a weight was given
-            raise no_such_loss(name, losses)
-        over_logits = isinstance(loss, LogitLoss)
-        if over_logits and (refused := task.refuses(loss)):  # type: ignore[arg-type]
-            raise UserError(f"{key}: {type(loss).__name__} {refused}")
-        lacking = _lacking_labels(loss, task, data)
-        if lacking:
-            raise UserError(f"{key}: {type(loss).__name__} needs {lacking}")
-        if over_logits and teacher is not None and not teacher.has_head:
-            raise UserError(
-                f"{key}: needs a teacher with a classifier, and model.teacher.head=false has none"
-            )
+        refused = ""
+        if isinstance(loss, LogitLoss):
+            refused = task.refuses(loss)
+            if not refused and teacher is not None and not teacher.has_head:
+                refused = "needs a teacher with a classifier, and model.teacher.head=false has none"
+        refused = refused or _lacking_labels(loss, task, data)
+        if refused:
+            raise UserError(f"model.distill_losses.{name}: {type(loss).__name__} {refused}")
 
 
 def _lacking_labels(loss: DistillLoss, task: Task, data: DataInfo) -> str:
-    """What a loss needs of the data's labels and why they lack it, to stand after "needs"; "" where they fit."""
+    """What a loss needs of the data's labels and why they lack it, to stand after its name; "" where they fit."""
     if not (loss.needs_labels or loss.needs_class_ids):
         return ""
     reason = task.no_class_id
@@ -71,7 +66,7 @@ def _lacking_labels(loss: DistillLoss, task: Task, data: DataInfo) -> str:
     if not reason:
         return ""
     needed = "a class id" if loss.needs_class_ids else "a label"
-    return f"{needed} for each picture, the data {reason}"
+    return f"needs {needed} for each picture, the data {reason}"
 
 
 def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
@@ -80,14 +75,14 @@ def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
     Raises:
         UserError: it shares some with a teacher's model.
     """
-    places = set()
-    for member in teacher.members.values() if teacher is not None else ():
-        places |= set(_places(member.model).values())
-    shared = [name for name, place in _places(student).items() if place in places]
+    if teacher is None:
+        return
+    theirs = set(_places(teacher.model).values())
+    shared = [name for name, place in _places(student).items() if place in theirs]
     if shared:
         raise UserError(
-            f"student: shares {len(shared)} of its parameters and buffers with the teacher ({', '.join(shared[:3])}"
-            f"{', ...' if len(shared) > 3 else ''}), which training would change: give it its own by copy.deepcopy"
+            f"student: shares {len(shared)} of its parameters and buffers with the teacher ({shared[0]} is the first), "
+            "which training would change: give it its own by copy.deepcopy"
         )
 
 

@@ -116,37 +116,34 @@ class Objective(nn.Module):
             except ValueError as error:
                 raise UserError(f"model.distill_losses.{name}: {error}") from error
 
-        # The layers of losses over features; a loss may name one itself.
         over_features = {k: loss for k, loss in losses.items() if isinstance(loss, FeatureLoss)}
         for name in self._taps:
             if name not in over_features:
                 raise UserError(
                     f"model.taps.{name}: feature loss '{name}' not found{among(over_features)}"
                 )
-        for name, loss in over_features.items():
-            if name not in self._taps and loss.default_tap is None:
-                raise UserError(
-                    f"model.taps.{name}: the loss {name} needs layers (student, teacher)"
-                )
-            self._taps.setdefault(name, TapSpec(loss.default_tap or "", loss.default_tap or ""))
-        if teacher is None:
-            reading = [name for name in losses if name in over_features or name in self.active]
-            if reading:
-                raise UserError(
-                    f"model.teacher: {', '.join(reading)} read its answers, but no teacher is given"
-                )
-            return
-        teacher.expect(self.task)  # which decides whether its outputs may be probabilities
-        for name, loss in over_features.items():
-            self._build(name, loss, teacher, taps)
+        if teacher is not None:
+            teacher.expect(self.task)  # which decides whether its outputs may be probabilities
+            for name, loss in over_features.items():
+                self._build(name, loss, teacher, taps)
+        elif losses:
+            raise UserError(
+                f"model.teacher: {', '.join(losses)} read its answers, but no teacher is given"
+            )
 
     def _build(self, name: str, loss: FeatureLoss, teacher: RunTeacher, taps: Taps) -> None:
         """Finds a loss's layers in both models, and builds it for the shapes that these give.
 
         Raises:
-            UserError: layers that do not exist or that the loss can't compare, or several teachers of which it names none.
+            UserError: no layers, or layers that do not exist or that the loss can't compare, or several teachers of which it
+                names none.
         """
-        spec = self._taps[name]
+        key = f"model.taps.{name}"
+        spec = self._taps.get(name)
+        if spec is None:  # a loss may name a layer itself
+            if loss.default_tap is None:
+                raise UserError(f"{key}: the loss {name} needs layers (student, teacher)")
+            spec = TapSpec(loss.default_tap, loss.default_tap)
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
             raise UserError(
@@ -156,14 +153,13 @@ class Objective(nn.Module):
         source = teacher.members[member]
         if source.closed:
             raise UserError(
-                f"{source.key}: {source.arch} {source.closed}; {', '.join(self._taps)} read layers: "
+                f"{source.key}: {source.arch} {source.closed}; {name} reads layers: "
                 "'model.distill_losses={kd: KDLoss}' model.taps={} learns from its answers alone"
             )
-        key = f"model.taps.{name}"
-        paths, shapes = taps.paths_and_shapes(spec.student, spec.tokens, f"{key}.student")
-        teacher_paths, teacher_shapes = source.taps.paths_and_shapes(
-            spec.teacher, spec.tokens, f"{key}.teacher"
-        )
+        of_student = taps.paths_and_shapes(spec.student, spec.tokens, f"{key}.student")
+        of_teacher = source.taps.paths_and_shapes(spec.teacher, spec.tokens, f"{key}.teacher")
+        paths, shapes = of_student
+        teacher_paths, teacher_shapes = of_teacher
         layers: list[Layer] = [(member, path, spec.tokens) for path in teacher_paths]
         self._layers[name] = LayersOfLoss(paths, spec.tokens, layers, teacher_shapes)
         try:
@@ -187,17 +183,15 @@ class Objective(nn.Module):
         """What the active losses read of the teacher: losses over logits by teacher, and the layers of its models with their
         shapes for two pictures. False as a condition where they read nothing.
         """
-        losses: dict[str, tuple[LogitLoss, ...]] = {}
+        losses: dict[str, list[LogitLoss]] = {}
         shapes: dict[Layer, tuple[int, ...]] = {}
         for name, loss in self.active.items():
             if isinstance(loss, LogitLoss):
                 member = self._teacher_of.get(name, ALL)
-                before = losses.get(member, ())
-                losses[member] = (*before, loss)
+                losses.setdefault(member, []).append(loss)
             else:
                 layers = self._layers[name]
-                pairs = zip(layers.teacher, layers.teacher_shapes, strict=True)
-                shapes.update(pairs)
+                shapes.update(zip(layers.teacher, layers.teacher_shapes, strict=True))
         return Wanted(losses, shapes)
 
     @property
@@ -259,7 +253,7 @@ class Objective(nn.Module):
 
         Args:
             name: of the loss.
-            logits: the student's, ``(N, C, ...)``; None where no loss reads them.
+            logits: the student's, of maps at the target's size; None where no loss reads them.
             features: gives the student's features.
             answer: the teacher's.
             batch: with ``target``, and ``index`` where the loss needs the pictures' numbers.
@@ -271,20 +265,16 @@ class Objective(nn.Module):
         target = batch["target"]
         extra = {}
         if loss.needs_index:
-            if "index" not in batch:
-                kind = type(loss).__name__
-                raise UserError(f"{kind} needs the samples' numbers: give batches with an 'index'")
-            extra["index"] = batch["index"]
+            extra["index"] = batch.get("index")
         if isinstance(loss, FeatureLoss):
             pair = self._features(name, features, answer)
             try:
                 return loss(*pair, target, **extra)
             except (ValueError, RuntimeError) as error:
-                if type(loss).__module__.startswith("kd.") or isinstance(
-                    error, torch.OutOfMemoryError
-                ):
-                    raise
-                raise self._named_error(name, pair, error) from error
+                is_own = not type(loss).__module__.startswith("kd.")
+                if is_own and not isinstance(error, torch.OutOfMemoryError):
+                    raise self._named_error(name, pair, error) from error
+                raise
         assert logits is not None
         teacher_logits = answer.logits[self._teacher_of.get(name, ALL)]
         if isinstance(teacher_logits, TopKLogits):
@@ -297,6 +287,14 @@ class Objective(nn.Module):
             teacher_logits = standardized(teacher_logits)
             target = standardized(target)
         return loss(logits, teacher_logits, target, **extra)
+
+    def _features(
+        self, name: str, features: Read, answer: Answer
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What a loss over features compares: the student's and the teacher's features, one entry a layer."""
+        layers = self._layers[name]
+        teacher = [answer.features[layer] for layer in layers.teacher]
+        return features(layers.student, layers.tokens), teacher
 
     def _named_error(
         self, name: str, pair: tuple[list[Tensor], list[Tensor]], error: Exception
@@ -315,14 +313,6 @@ class Objective(nn.Module):
         return UserError(
             f"model.distill_losses.{name}: {kind} over {', '.join(read)}, the student's layers first: {error}"
         )
-
-    def _features(
-        self, name: str, features: Read, answer: Answer
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """What a loss over features compares: the student's and the teacher's features, one entry a layer."""
-        layers = self._layers[name]
-        teacher = [answer.features[layer] for layer in layers.teacher]
-        return features(layers.student, layers.tokens), teacher
 
     def regressions(
         self, features: Read, answer: Answer
@@ -355,11 +345,10 @@ class Objective(nn.Module):
         """
         batch: Batch = {"target": torch.zeros(count)}
         losses: dict[str, Tensor] = {}
-        weighted_sum = torch.zeros(())
+        total = torch.zeros(())
         with without_gather():
             for name in self.measurable:
-                loss = self.value(name, None, features, answer, batch)
-                losses[f"{name}_loss"] = loss
-                weighted_sum = weighted_sum + self.active[name].weight * loss
-        losses["feature_loss"] = weighted_sum
-        return losses
+                value = self.value(name, None, features, answer, batch)
+                losses[f"{name}_loss"] = value
+                total = total + self.active[name].weight * value
+        return {**losses, "feature_loss": total}

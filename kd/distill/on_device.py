@@ -4,41 +4,37 @@ A fit is matrix products, which a GPU does a hundred times faster than the cores
 context of torch's (``with device:``) makes its new tensors there, so the fit itself names no device.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from kd.errors import UserError
 
-Value = TypeVar("Value")
 CPU = torch.device("cpu")
 
 
-def fit_on(
-    device: torch.device,
-    models: Sequence[nn.Module],
-    fit: Callable[[torch.device], Value],
-) -> Value:
-    """Calls ``fit(device)`` with models on a GPU and brings them back.
+@contextmanager
+def fitting_on(device: torch.device, *models: nn.Module) -> Iterator[torch.device]:
+    """Inside, models are on a GPU, as all new tensors; afterwards they are where they were.
 
-    Inside float32 products keep all bits: with TF32's ten a copy of a model does not answer as the model.
+    Float32 products keep all bits: with TF32's ten a copy of a model does not answer as the model.
 
     Args:
         device: where the run trains. On another kind of device than a GPU (an Apple one has no float64) the models stay
             where they are.
         models: whose weights the fit reads or sets.
-        fit: is given the device for what it brings along (pictures).
 
-    Returns:
-        What the fit returns.
+    Yields:
+        The device, for what the fit brings along (pictures).
 
     Raises:
         UserError: the GPU's memory is too small.
     """
     if device.type != "cuda":
-        return fit(CPU)
+        yield CPU
+        return
     places = [next(model.parameters()).device for model in models]
     products = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
@@ -48,7 +44,7 @@ def fit_on(
         for model in models:
             model.to(device)
         with device:
-            return fit(device)
+            yield device
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(
             "model.student.inherit_pictures: the GPU's memory is too small for the fit of the first weights; "

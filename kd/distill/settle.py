@@ -1,19 +1,21 @@
 """What losses must know of the teachers' features before the first step: a sample's statistics."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.distill.inherit.ridge import fit_projection
 from kd.distill.student import Student
+from kd.losses import FeatureRegression
 from kd.losses.ranks import without_gather
+from kd.losses.targets import Standardizer
 from kd.models.preprocess import evaluating
-from kd.progress import CALM_AT_START, bar
+from kd.progress import bar_at_start
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Layer
 
@@ -40,24 +42,25 @@ def settle_losses(
         broadcast: gives every process the first one's object, called for each standardizer; in the first process alone it
             returns its argument.
     """
-    if not student.is_settled_by_sample:
+    objective = student.objective
+    losses = nn.ModuleList(objective.active.values())
+    standardizers = [part for part in losses.modules() if isinstance(part, Standardizer)]
+    regresses = any(isinstance(loss, FeatureRegression) for loss in losses)
+    fits_projections = regresses and student.start == "inherited"
+    if not standardizers and not fits_projections:
         return
     pictures = sample(student.sample_size)
     tapped_batches: list[dict[str, Tensor]] = []
-    features: dict[Layer, list[Tensor]] = {}
-    hidden = getattr(rank_zero_only, "rank", 0) != 0
-    label = "what the losses read"
-    with bar(label=label, total=len(pictures), calm=CALM_AT_START, disable=hidden) as shown:
+    features: dict[Layer, list[Tensor]] = defaultdict(list)
+    with bar_at_start(label="what the losses read", total=len(pictures)) as shown:
         for part in pictures.split(64):
-            if student.start == "inherited" or not tapped_batches:
+            if fits_projections or not tapped_batches:
                 with evaluating(student), student.taps as tapped:
                     student.model(student.prepare(part))
                 tapped_batches.append(tapped)
-            batch = Batch(image=part)
-            answer = teacher.answer(batch, student.objective.wanted)
+            answer = teacher.answer(Batch(image=part), objective.wanted)
             for layer, of_layer in answer.features.items():
-                parts = features.setdefault(layer, [])
-                parts.append(of_layer)
+                features[layer].append(of_layer)
             shown.update(len(part))
 
     def read(layers: list[str], form: str) -> list[Tensor]:
@@ -66,15 +69,12 @@ def settle_losses(
         by_layer = zip(*batches, strict=True)
         return [torch.cat(of_layer) for of_layer in by_layer]
 
-    joined = {}
-    for layer, parts in features.items():
-        joined[layer] = torch.cat(parts)
-    whole = Answer(features=joined)
+    whole = Answer(features={layer: torch.cat(parts) for layer, parts in features.items()})
     with without_gather():
-        for loss, student_features, teacher_features in student.objective.regressions(read, whole):
+        for loss, student_features, teacher_features in objective.regressions(read, whole):
             inputs, targets = loss.settle(student_features, teacher_features)
-            if student.start == "inherited":
+            if fits_projections:
                 fit_projection(loss.projection, inputs, targets)
     # The first process's for all: another machine's eigenvectors may differ in sign.
-    for standardizer in student.standardizers:
+    for standardizer in standardizers:
         standardizer.load_state_dict(broadcast(standardizer.state_dict()))

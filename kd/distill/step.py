@@ -125,21 +125,17 @@ class Distillation(nn.Module):
         ``teacher`` and ``teacher_prepare`` alone are read.
         """
         super().__init__()
-        self.teacher: RunTeacher | None
-        """It is not registered: it is neither trained nor saved."""
-        self.answering_teacher: RunTeacher | None
+        self.teacher = run_teacher = as_teacher(teacher, teacher_prepare)
+        """No module: it is neither trained nor saved."""
+        self.answering_teacher = run_teacher
         """Answers in a step: the teacher, or a cache before it."""
-        run_teacher = as_teacher(teacher, teacher_prepare)
-        object.__setattr__(self, "teacher", run_teacher)
-        object.__setattr__(self, "answering_teacher", run_teacher)
         if not isinstance(student, Student):
             given = {"student": student, "task": task, "losses": losses, "taps": taps}
             check_types({**given, "teacher_of": teacher_of, "data": data})
             before = AsGiven(student)
             model = uncompiled(student)
-            if task is None and learns_features_alone(model, losses):
-                task, task_loss_weight = Features(), 0.0
-            task = task or Classification()
+            if task is None:
+                task = Features() if learns_features_alone(model, losses) else Classification()
             if losses is None and run_teacher is not None:
                 losses = usual_losses(task)
             objective = Objective(task, losses, task_loss_weight, taps, teacher_of)
@@ -216,9 +212,8 @@ class Distillation(nn.Module):
         with annotate("student"):
             pictures = student.prepare(batch["image"])
             casts: Any = nullcontext()
-            if torch.is_autocast_enabled(
-                pictures.device.type
-            ):  # one cast of all weights, with the bits of autocast's own
+            # under autocast: all weights are cast at once, to the bits that it would give them one by one
+            if torch.is_autocast_enabled(pictures.device.type):
                 casts = student.casts(pictures)
             with casts, taps as tapped:
                 output = student.model(pictures)
@@ -242,14 +237,14 @@ class Distillation(nn.Module):
             values["task"] = task.loss(logits, target)
             weights["task"] = objective.task_loss_weight
 
-        # Their weighted sum; where labels may be missing, each term by its share of the optimizer step's targets.
+        # Their weighted sum; where labels may be missing, each term times its share of the optimizer step's targets.
         total = logits.new_zeros((), dtype=torch.float32)
-        counted = values
+        summed = values
         window = batch.get("window")
         has_others = window is not None or (dist.is_available() and dist.is_initialized())
         if objective.lacks_labels and student.training and has_others:
-            counted = by_share(objective, values, target, window)
-        for name, value in counted.items():
+            summed = by_share(objective, values, target, window)
+        for name, value in summed.items():
             total = total + weights[name] * value
         named = {f"{name}_loss": value.detach() for name, value in values.items()}
         named["loss"] = total.detach()
@@ -277,20 +272,18 @@ PARTS: dict[str, tuple[type, str]] = {
 
 def check_types(given: Mapping[str, object]) -> None:
     """Refuses arguments of :class:`Distillation` by name that are neither None nor of their type (TypeError)."""
-    values = dict(given)
-    allowed = dict(ARGUMENTS)
+    for name, value in given.items():
+        _check_type(name, value, *ARGUMENTS[name])
     for name, part in PARTS.items():
-        held = given[name]
-        if not isinstance(held, Mapping):
-            continue
-        for key, one in held.items():
-            values[f"{name}['{key}']"] = one
-            allowed[f"{name}['{key}']"] = part
-    for name, value in values.items():
-        kind, words = allowed[name]
-        if value is not None and not isinstance(value, kind):
-            got = type(value).__name__
-            raise TypeError(f"{name}: must be {words}, got {got}")
+        held: Any = given[name] or {}
+        for key, value in held.items():
+            _check_type(f"{name}['{key}']", value, *part)
+
+
+def _check_type(name: str, value: object, kind: type, words: str) -> None:
+    """Refuses a value that is neither None nor of the type ``kind``; ``words`` say what to give."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name}: must be {words}, got {type(value).__name__}")
 
 
 def learns_features_alone(student: nn.Module, losses: Mapping[str, DistillLoss] | None) -> bool:

@@ -18,8 +18,6 @@ from kd.distill.fitting import check_apart
 from kd.distill.inherit.families import last_norm
 from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import FeatureRegression
-from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.build import AUTO
 from kd.models.hub import is_downloadable
@@ -121,7 +119,7 @@ class Student(nn.Module):
         """DeiT: logit losses train the classifier of a distillation token."""
         if self.has_two_heads:
             model.set_distilled_training(True)  # type: ignore[operator]
-        self._lender: Any = None  # whose classifier SimKD takes over
+        self._lender: Any = None  # the teacher whose classifier SimKD takes over
         if objective.takeover is not None and teacher is not None:
             self._lender = teacher.members[objective.takeover[1]]
             self._check_takeover()
@@ -163,9 +161,8 @@ class Student(nn.Module):
         """The model's name, for reports and files: timm's where it is one of timm's, else its class."""
         if self.spec is not None:
             return self.spec.arch
-        config: dict[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
-        class_name = type(self.model).__name__
-        return config.get("architecture") or class_name
+        config = getattr(self.model, "pretrained_cfg", None) or {}
+        return config.get("architecture") or type(self.model).__name__
 
     @property
     def classifies(self) -> bool:
@@ -193,19 +190,6 @@ class Student(nn.Module):
         return [self.model] if self.average is None else [self.model, self.average.module]
 
     @property
-    def standardizers(self) -> list[Standardizer]:
-        """What standardises the teachers' features, of all losses that have a weight."""
-        parts = nn.ModuleList(self.objective.active.values()).modules()
-        return [part for part in parts if isinstance(part, Standardizer)]
-
-    @property
-    def is_settled_by_sample(self) -> bool:
-        """Whether its losses need a sample before the first step: to standardise by, or to fit projections to."""
-        losses = self.objective.active.values()
-        regresses = any(isinstance(loss, FeatureRegression) for loss in losses)
-        return bool(self.standardizers) or (self.start == "inherited" and regresses)
-
-    @property
     def sample_size(self) -> int:
         """How many training pictures its start, and the statistics of its losses, are computed from."""
         return (self.spec or StudentSpec).inherit_pictures
@@ -218,28 +202,26 @@ class Student(nn.Module):
         no gradient. Frozen parameters are not among them.
         """
         objective = self.objective
-        names: list[str] = []
-        for loss_name, loss in objective.losses.items():
-            if loss_name not in objective.active:
-                names += [
-                    f"objective.losses.{loss_name}.{name}" for name, _ in loss.named_parameters()
-                ]
-        # Where all losses are over features: what comes after the last layer that they read.
-        layers = objective.layers
-        if objective.task_loss_weight or len(layers) < len(objective.active):
+        names = []
+        for name, _ in objective.losses.named_parameters():
+            of_loss, _, _ = name.partition(".")
+            if of_loss not in objective.active:
+                names.append(f"objective.losses.{name}")
+        if objective.task_loss_weight or objective.trains_logits:
             return names
+        # Features alone are learnt: what comes after the last layer that is read.
         with evaluating(self.model), torch.enable_grad(), self.taps as tapped:
             self._trial()
         sums = []
-        for of_loss in layers.values():
-            read = self.taps.read(tapped, of_loss.student, of_loss.tokens)
+        for layers in objective.layers.values():
+            read = self.taps.read(tapped, layers.student, layers.tokens)
             sums += [features.sum() for features in read]
-        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(sums, [p for _, p in trained], allow_unused=True)
-        for (name, _), gradient in zip(trained, gradients, strict=True):
-            if gradient is None:
-                names.append(f"model.{name}")
-        return names
+        trained = {
+            f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad
+        }
+        gradients = torch.autograd.grad(sums, list(trained.values()), allow_unused=True)
+        pairs = zip(trained, gradients, strict=True)
+        return [*names, *(name for name, gradient in pairs if gradient is None)]
 
     # -- before training ---------------------------------------------------------------------------------------------
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
@@ -261,15 +243,15 @@ class Student(nn.Module):
                 self.average.set(self.model)
         if self.spec is None:
             return ""
+        arch = self.spec.arch
         if self.start != "scratch":
-            return f"student: {self.spec.arch} {self.note}" if self.note else ""
-        message = f"student: {self.spec.arch} starts from random weights"
+            return f"student: {arch} {self.note}" if self.note else ""
+        message = f"student: {arch} starts from random weights"
         if self.note:
             message += f", not from the teacher's layers ({self.note})"
         if self.optim.lr_scratch is not None:
             message += f", at optim.lr_scratch={self.optim.lr_scratch:g}"
         is_plain = all(value == AUTO for value in self.spec.kwargs.values())
-        arch = self.spec.arch
         if is_plain and is_model_pretrained(arch) and is_downloadable(arch):
             message += "; model.student.pretrained=true starts from timm's"
         return message
@@ -360,26 +342,23 @@ class Student(nn.Module):
         """SimKD: the student's classifier is the teacher's and does not train.
 
         Raises:
-            UserError: another loss would train it, the teacher's can't be read, or a model has no linear one.
+            UserError: another loss would train it, or a model has no linear one.
         """
         if self.objective.task_loss_weight or self.objective.trains_logits:
             raise UserError(
                 "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
-        lender = self._lender
-        if lender.closed:
-            why = f"{lender.arch} {lender.closed}: SimKDLoss needs its classifier"
-            raise UserError(f"{lender.key}: {why}")
-        for role, owner in (("student", self.model), ("teacher", lender.model)):
+        classifiers = []
+        for role, owner in (("student", self.model), ("teacher", self._lender.model)):
             classifier = linear_classifier(owner)
             if classifier is None:
                 raise UserError(
                     f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
                     f"{type(owner).__name__} is not"
                 )
-            if role == "student":
-                classifier.requires_grad_(False)
+            classifiers.append(classifier)
+        classifiers[0].requires_grad_(False)
 
     @torch.no_grad()
     def take_classifier(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kd.losses.base import Count, FeatureLoss, LogitLoss, NotNegative, Positive, with_arguments
 from kd.losses.logits import kl_per_position
 from kd.losses.numerics import both, cosines, wide
-from kd.losses.projections import Projection, _Projected
+from kd.losses.projections import ProjectedLoss, Projection
 
 
 class _MapLoss(LogitLoss):
@@ -93,7 +93,7 @@ class CWDLoss(_MapLoss):
 
 
 @with_arguments
-class CWDFeatureLoss(_Projected):
+class CWDFeatureLoss(ProjectedLoss):
     """Channel-wise distillation of feature maps after a projection: the formula of :class:`CWDLoss`.
 
     Args:

@@ -17,15 +17,18 @@ from kd.losses.base import (
     with_arguments,
 )
 from kd.losses.numerics import both, directions, mean_squared, rounding
-from kd.losses.projections import Projection, _Projected, on_one_grid, resize
+from kd.losses.projections import ProjectedLoss, Projection, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
 
 
-class HintLoss(_Projected):
+class HintLoss(ProjectedLoss):
     """FitNet's hint: the mean squared error after a projection to the teacher's shape.
 
     Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum).
     Takes maps, tokens or vectors. The class token alone is compared with ``model.taps.<name>.tokens=class``.
+
+    Args:
+        projection: from the student's features to the teacher's shape; default: linear.
 
     >>> loss = HintLoss()
     >>> loss.build((2, 192, 7, 7), (2, 384, 8, 8))
@@ -142,7 +145,7 @@ def _generator(width: int) -> nn.Sequential:
 
 
 @with_arguments
-class MGDLoss(_Projected):
+class MGDLoss(ProjectedLoss):
     """Masked generative distillation: the teacher's whole map from the student's with positions hidden.
 
     Mean squared error over all positions. Source: Yang et al., Masked Generative Distillation, arXiv 2205.01529,
@@ -396,7 +399,7 @@ class _Fusion(nn.Module):
 
 
 @with_arguments
-class SimKDLoss(_Projected):
+class SimKDLoss(ProjectedLoss):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
     Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each

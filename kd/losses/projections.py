@@ -75,7 +75,7 @@ def _width(shape: Shape) -> int:
     return shape[-1]
 
 
-class _Projected(FeatureLoss):
+class ProjectedLoss(FeatureLoss):
     """A loss over features after a projection: of the projected student's and the teacher's by :meth:`compare`.
 
     Args:
@@ -95,6 +95,7 @@ class _Projected(FeatureLoss):
         self.projection = getattr(self, "projection", None) or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection's layers for features of these shapes (batch axis included)."""
         self.projection.build(student_shape, teacher_shape)
 
     def pair(

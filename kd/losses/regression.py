@@ -9,7 +9,7 @@ from torch import Tensor
 from kd.config.kinds import Range
 from kd.losses.base import NotNegative, Positive, Shape, with_arguments
 from kd.losses.numerics import both, wide
-from kd.losses.projections import Projection, _Projected, resize
+from kd.losses.projections import ProjectedLoss, Projection, resize
 from kd.losses.targets import Standardizer
 from kd.settings import Standardization
 
@@ -17,7 +17,7 @@ STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "ro
 """Buffers of the standardized targets, which are equal on all ranks."""
 
 
-class FeatureRegression(_Projected):
+class FeatureRegression(ProjectedLoss):
     """The teacher's features from the student's, after a projection to the teacher's width.
 
     Maps are compared on the student's grid, to which the teacher's are resized (bilinear, with averaging where they get

@@ -24,7 +24,7 @@ from kd.losses.base import (
     with_arguments,
 )
 from kd.losses.numerics import both, cosines, directions, kl, matmul, wide
-from kd.losses.projections import Projection, _Projected, on_one_grid
+from kd.losses.projections import ProjectedLoss, Projection, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
@@ -387,7 +387,7 @@ class GramKLLoss(FeatureLoss):
 
 
 @with_arguments
-class PseudoClassLoss(KnownOnHost, _Projected):
+class PseudoClassLoss(KnownOnHost, ProjectedLoss):
     """KL divergence over pseudo-classes: the cosines of a picture's features with other pictures' of the teacher.
 
     ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels. The

@@ -50,7 +50,8 @@ def _to_units(classifier: nn.Module, _: object, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Sets a classifier, scaled or not, to ``weight`` ``(C, D)`` and ``bias`` ``(C,)`` in the targets' units.
+    """Sets a classifier, scaled or not, to ``weight`` ``(C, D)`` and ``bias`` ``(C,)``, where it has one, in the targets'
+    units.
 
     A classifier that :func:`scale_output` has scaled holds them divided by the deviations, less the means.
     """
@@ -60,7 +61,8 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
         weight = weight / scale[:, None]
         bias = (bias - buffers[OFFSET]) / scale
     classifier.weight.copy_(weight)
-    classifier.bias.copy_(bias)
+    if classifier.bias is not None:
+        classifier.bias.copy_(bias)
 
 
 def unit_output(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

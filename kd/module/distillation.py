@@ -1,7 +1,7 @@
 """The LightningModule: a frozen teacher, and a student with its objective and optimizer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -148,34 +148,30 @@ class DistillationModule(Inference):
         if self._ended:
             self._exchange_given()
         keep_targets_exact(self.trainer)
-        sample = None
-        if self.data is not None:
-            sample = sample_for_fits(self.trainer, self.data)
+        data = self.data
+        teacher = self.teacher
+        device = self.trainer.strategy.root_device
+        sample = labelled = None
+        if data is not None:
+            sample = sample_for_fits(self.trainer, data)
+            labelled = data.sample
         if stage == "fit" and not self.resumed and not self.begun:
-            device = self.trainer.strategy.root_device
-            if self.teacher is not None and self.data is not None:
-                check_before_fits(self.teacher, self.data, self.student.objective.wanted)
-            labelled = None
-            if self.data is not None:
-                labelled = self.data.sample
-            start = partial(
-                give_first_weights, [self.student], self.teacher, sample, labelled, device
-            )
-            lines = by_the_first(self.trainer, self.student, start)
+            if teacher is not None and data is not None:
+                check_before_fits(teacher, data, self.student.objective.wanted)
+            start = partial(give_first_weights, [self.student], teacher, sample, labelled, device)
+            (message,) = by_the_first(self.trainer, self.student, start)
             self.begun = True
-            if any(lines) and self.trainer.is_global_zero:
-                print(*filter(None, lines), sep="\n", flush=True)
-        if self.teacher is not None:
-            self.teacher.to(
-                self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision))
-            )
-            self.teacher.forget_original()
+            if message and self.trainer.is_global_zero:
+                print(message, flush=True)
+        if teacher is not None:
+            teacher.to(device, dtype_for(str(self.trainer.precision)))
+            teacher.forget_original()
         if stage != "fit":
             return
-        if self.teacher is not None and sample is not None and not self.resumed:
-            settle_once(self.trainer, self.student, self.teacher, sample)
-        if self.data is not None:
-            self.answer_by(apply_auto(self, self.data))
+        if teacher is not None and sample is not None and not self.resumed:
+            settle_once(self.trainer, self.student, teacher, sample)
+        if data is not None:
+            self.answer_by(apply_auto(self, data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.student.compile_in_place()
@@ -196,7 +192,7 @@ class DistillationModule(Inference):
         May be called between epochs. What the loaders do for a cache (repeat its views, read its pixels) stays as it is:
         :mod:`kd.fit_to_machine` sets that where it chooses the teacher.
         """
-        object.__setattr__(self.distillation, "answering_teacher", teacher)
+        self.distillation.answering_teacher = teacher
 
     def configure_model(self) -> None:
         """FSDP cuts the student here, once; DeepSpeed checks it, and cuts it later, with its optimizer. With other
@@ -230,34 +226,32 @@ class DistillationModule(Inference):
                 print(line, flush=True)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _notes_on_the_pace(self, pace: Pace) -> list[str]:
-        """Lines about what the user may not expect of how the run goes through its batches; [] where all is usual.
+    def _notes_on_the_pace(self, pace: Pace) -> Iterator[str]:
+        """Lines about what the user may not expect of how the run goes through its batches; none where all is usual.
 
         ``pace``: steps of the run and of an epoch.
         """
-        notes = []
         if math.isinf(pace.total_steps):
-            notes.append(
+            yield (
                 "optim: the run's end is not known in steps (trainer.max_steps), so the learning rate stays at its peak"
             )
         objective = self.student.objective
         windows_are_known = self.data is not None and self.data.windows_are_known
         lacking = objective.lacks_labels and not windows_are_known
         if self.trainer.accumulate_grad_batches > 1 and lacking:
-            notes.append(
+            yield (
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"
             )
         shorter = self.student.optim.note(pace)
         if shorter:
-            notes.append(shorter)
+            yield shorter
         for name, loss in objective.active.items():
             if getattr(loss, "final_temperature", None) and self.planned_epochs < 2:
-                notes.append(
+                yield (
                     f"model.distill_losses.{name}.final_temperature: moves over the epochs, and the run has one: it is "
                     "not reached"
                 )
-        return notes
 
     def on_fit_start(self) -> None:
         """Keeps the optimizers' settings before Lightning loads a checkpoint's over them.

@@ -32,8 +32,8 @@ class Seen:
     index: Tensor | None
     """Numbers of the pictures ``(N,)``, on the batch's device; None where the loader gives none."""
     taught: dict[str, Tensor] = field(default_factory=dict)
-    """The teacher's logits ``(N, C, ...)``, of several their mean, under :data:`kd.teachers.answer.ALL`; with ``members``
-    of :func:`look` also each one's under its name. Empty without a teacher that has run."""
+    """The teacher's logits ``(N, C, ...)``, of several their mean, under :data:`kd.teachers.answer.ALL`, and each one's
+    under its name. Empty without a teacher that has run."""
     decided: Tensor | None = None
     """The teacher's decisions (:meth:`kd.tasks.Task.decide`); None without a teacher that gives logits."""
     logits: dict[str, Tensor] = field(default_factory=dict)
@@ -47,7 +47,6 @@ def look(
     teacher: RunTeacher | None,
     students: Mapping[str, Callable[[Tensor], Tensor]],
     device: torch.device | None = None,
-    members: bool = False,
     in_step: bool = False,
 ) -> Seen | None:
     """Runs a batch through a teacher and students; padding (index -1) is left out.
@@ -59,7 +58,6 @@ def look(
         teacher: its logits may be of several teachers; None: without one.
         students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
         device: to run on; None: the batch's.
-        members: keep the logits of each of several teachers, not only of all together.
         in_step: the students may be in shards, so other ranks may wait for this one's: the students run although all is
             padding. With it or without, a teacher in shards runs on padding as it does on pictures: not without a
             classifier, nor where its decisions are known.
@@ -89,8 +87,7 @@ def look(
         seen.decided = batch["decided"][real].to(images.device)
     if teacher is not None:
         taught: Mapping[str, Any] = teacher.answer(pictures, Wanted()).logits
-        names = taught if members else [name for name in taught if name == ALL]
-        seen.taught = {name: task.fit(taught[name], target) for name in names}
+        seen.taught = {name: task.fit(logits, target) for name, logits in taught.items()}
         if ALL in seen.taught:
             seen.decided = task.decide(seen.taught[ALL])
     seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}

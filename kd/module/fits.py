@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from itertools import count as counting
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -22,8 +21,8 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 
     It takes how many (more than there are: all), and returns them as uint8 ``(N, 3, H, W)`` on the CPU, as validation
     shows pictures; the same ones for the same number, in every process: they are decoded once and stay in memory as long
-    as the function. A trial run gets :data:`MOST_IN_A_TRIAL` at most, and the first process prints a line that says so,
-    once. Each process that calls it decodes them itself.
+    as the function. A trial run gets :data:`MOST_IN_A_TRIAL` at most, and the first process prints a line that says so.
+    Each process that calls it decodes them itself.
 
     Args:
         trainer: of the run.
@@ -33,23 +32,18 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 
     @cache
     @part_of_the_start("pictures for the fits")
-    def decoded(number: int) -> Tensor:
-        """``number`` training pictures, uint8 ``(number, 3, H, W)``, with a bar on the first process."""
+    def sample(number: int) -> Tensor:
+        """``number`` training pictures, uint8 ``(N, 3, H, W)``, or as many as there are, or as a trial gets."""
+        number = min(number, len(data.split("train").targets))
+        if reason and number > MOST_IN_A_TRIAL:
+            if trainer.is_global_zero:
+                print(
+                    f"fits read {MOST_IN_A_TRIAL} pictures, not {number}: this is a trial run ({reason})",
+                    flush=True,
+                )
+            number = MOST_IN_A_TRIAL
         return data.sample_pictures(number, "pictures for the fits")
 
-    def sample(number: int) -> Tensor:
-        """``number`` training pictures, or as many as there are, or as a trial gets."""
-        number = min(number, len(data.split("train").targets))
-        if not reason or number <= MOST_IN_A_TRIAL:
-            return decoded(number)
-        if trainer.is_global_zero and next(calls) == 0:
-            print(
-                f"fits read {MOST_IN_A_TRIAL} pictures, not {number}: this is a trial run ({reason})",
-                flush=True,
-            )
-        return decoded(MOST_IN_A_TRIAL)
-
-    calls = counting()
     return sample
 
 

@@ -1,6 +1,6 @@
 """What losses read of teachers, and what teachers answer to a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -25,7 +25,7 @@ class Wanted:
         features: the layers, with the shapes that they give for two pictures.
     """
 
-    logits: Mapping[str, tuple[LogitLoss, ...]] = field(default_factory=lambda: {ALL: ()})
+    logits: Mapping[str, Sequence[LogitLoss]] = field(default_factory=lambda: {ALL: ()})
     features: Mapping[Layer, tuple[int, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -54,7 +54,7 @@ class Wanted:
                 losses.extend(self.logits[key])
         logits = {}
         if reads_logits:
-            logits = {name: tuple(losses)}
+            logits = {name: losses}
         features = {}
         for layer, shape in self.features.items():
             if layer[0] == name:

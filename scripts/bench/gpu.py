@@ -610,7 +610,7 @@ def start(part: Part) -> None:
     import torch
 
     from kd.distill.inherit import inherit_together
-    from kd.distill.on_device import CPU, fit_on
+    from kd.distill.on_device import CPU, fitting_on
     from kd.models import Preprocess
 
     side, count, depth = (32, 32, 2) if part.small else (224, 256, 12)
@@ -624,13 +624,9 @@ def start(part: Part) -> None:
     for name, place in places.items():
         torch.manual_seed(1)
         student = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
-
-        def fit(device: torch.device, student: Any = student) -> None:
-            sample = pictures.to(device)
-            inherit_together([(student, prepare)], teacher, sample, prepare)
-
         began = time.perf_counter()
-        fit_on(place, [teacher, student], fit)
+        with fitting_on(place, teacher, student) as here:
+            inherit_together([(student, prepare)], teacher, pictures.to(here), prepare)
         seconds = time.perf_counter() - began
         with torch.no_grad():
             answers[name] = student(prepare(pictures[:32]))

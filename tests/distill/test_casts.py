@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -98,6 +99,21 @@ def test_frozen_layers_and_layers_without_a_gradient_stay_so() -> None:
     assert model.blocks[0].mlp.fc1.weight.grad is None  # type: ignore[index, union-attr]
     assert model.head.weight.grad is None  # type: ignore[union-attr]
     assert model.blocks[1].mlp.fc1.weight.grad.dtype == torch.float32  # type: ignore[index, union-attr]
+
+
+def test_a_gradient_of_gradients_is_autocasts() -> None:
+    """A penalty on gradients reaches the weights, to the bit."""
+    model = model_of("test_resnet")
+    other = copy.deepcopy(model)
+    images = torch.randn(3, 3, 32, 32)
+    for each, together in ((model, nullcontext()), (other, CastTogether(other)(images))):
+        with torch.autocast("cpu", torch.bfloat16), together:
+            sums = each(images).float().logsumexp(1).sum()
+        first = torch.autograd.grad(sums, list(each.parameters()), create_graph=True)
+        sum(gradient.square().sum() for gradient in first).backward()  # type: ignore[union-attr]
+    for weight, same in zip(model.parameters(), other.parameters(), strict=True):
+        assert (weight.grad is None) == (same.grad is None)
+        assert weight.grad is None or torch.equal(weight.grad, same.grad)  # type: ignore[arg-type]
 
 
 class Reads(nn.Module):

@@ -1,16 +1,12 @@
 """What goes together: losses, batches, teachers."""
 
 import pytest
-import torch
 
-from kd.data.batch import Batch
 from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch
-from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import CRDLoss, KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
+from kd.losses import KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
 from kd.tasks import Classification, Regression
-from kd.teachers import Answer
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
@@ -21,13 +17,6 @@ def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
         match=r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1",
     ):
         check_batch({"sp": SPLoss(gather=False)}, 1, 2)
-
-
-def test_a_loss_that_remembers_pictures_needs_their_numbers() -> None:
-    objective = Objective(Classification(4), {"crd": CRDLoss()})
-    batch: Batch = {"target": torch.zeros(2)}
-    with pytest.raises(UserError, match=r"^CRDLoss needs the samples' numbers"):
-        objective.value("crd", None, lambda *_: [], Answer(), batch)
 
 
 def test_names_are_listed_in_brackets() -> None:

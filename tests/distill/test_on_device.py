@@ -1,6 +1,6 @@
 """The fit of a start where the run trains, on a GPU that is not there (:mod:`tests._fake_gpu`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from kd.data.datamodule import SampledPictures
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.distill.classifier import _of_labelled
 from kd.distill.inherit import inherit_together
-from kd.distill.on_device import CPU, fit_on
+from kd.distill.on_device import CPU, fitting_on
 from kd.errors import UserError
 from kd.models import Preprocess
 from kd.models.taps import Taps
@@ -59,36 +59,24 @@ def on_gpu() -> Iterator[None]:
         yield
 
 
-def fit_of(name: str, sample: Tensor) -> tuple[list[nn.Module], Callable[[torch.device], None]]:
-    """A pair's models, and the fit of the student."""
-    arch, big, small = PAIRS[name]
-    teacher = timm.create_model(arch, num_classes=5, **big).eval()
-    student = timm.create_model(arch, num_classes=5, **small).eval()
-
-    def fit(device: torch.device) -> None:
-        inherit_together([(student, INPUT)], teacher, sample.to(device), THEIRS)
-
-    return [teacher, student], fit
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_family_is_fitted_on_the_device_alone(name: str, on_gpu: None) -> None:
     """A tensor of the host in a product with one of the device would raise."""
     sample = torch.zeros(8, 3, 32, 32, dtype=torch.uint8, device=CPU)
-    models, fit = fit_of(name, sample)
-    fit_on(CUDA, models, fit)
-    for model in models:
+    arch, big, small = PAIRS[name]
+    teacher = timm.create_model(arch, num_classes=5, **big).eval()
+    student = timm.create_model(arch, num_classes=5, **small).eval()
+    with fitting_on(CUDA, teacher, student) as place:
+        inherit_together([(student, INPUT)], teacher, sample.to(place), THEIRS)
+    for model in (teacher, student):
         assert {value.device for value in model.state_dict().values()} == {CPU}
 
 
 def test_where_the_memory_is_too_small_the_key_is_named(on_gpu: None) -> None:
     layer = nn.Linear(2, 2)
-
-    def fit(device: torch.device) -> None:
+    said = pytest.raises(UserError, match=r"model\.student\.inherit_pictures: .* fewer pictures")
+    with said, fitting_on(CUDA, layer):
         raise torch.cuda.OutOfMemoryError
-
-    with pytest.raises(UserError, match=r"model\.student\.inherit_pictures: .* fewer pictures"):
-        fit_on(CUDA, [layer], fit)
     assert layer.weight.device == CPU
 
 
@@ -96,8 +84,8 @@ def test_products_keep_all_bits_in_the_fit_and_the_runs_own_after_it(on_gpu: Non
     torch.set_float32_matmul_precision("high")
     convolutions = torch.backends.cudnn.allow_tf32
     try:
-        precision = fit_on(CUDA, [nn.Linear(2, 2)], lambda _: torch.get_float32_matmul_precision())
-        assert precision == "highest"
+        with fitting_on(CUDA, nn.Linear(2, 2)):
+            assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32 == convolutions
     finally:
@@ -121,5 +109,6 @@ def test_what_a_new_classifier_is_fitted_to_is_on_the_host(
     pictures: Any = {(number, 0): (picture,) for number in range(2)}
     stack = partial(kind.stack, classes=3)
     chosen = SampledPictures(pictures, targets, range(2), stack)
-    features, stacked = fit_on(CUDA, [model], partial(_of_labelled, student, chosen))
+    with fitting_on(CUDA, model) as place:
+        features, stacked = _of_labelled(student, chosen, place)
     assert features.device == stacked.device == CPU and len(features) == len(stacked) == 2

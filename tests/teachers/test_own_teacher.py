@@ -69,7 +69,7 @@ def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None
     ("losses", "more", "reason"),
     [
         ({"hint": HintLoss()}, {"taps": {"hint": TapSpec("blocks.0", "blocks.0")}},
-         "Bright is a teacher of your own, whose layers are unknown; hint read layers: .*kd: KDLoss"),
+         "Bright is a teacher of your own, whose layers are unknown; hint reads layers: .*kd: KDLoss"),
         ({"simkd": SimKDLoss()}, {"task_loss_weight": 0.0, "taps": {"simkd": TapSpec("norm", "norm")}},
          "whose layers are unknown"),
     ],

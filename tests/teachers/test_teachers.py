@@ -202,7 +202,9 @@ def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictur
     assert train_main([f"recipe={recipe}", "model.teacher.head=false", "trainer.max_epochs=1"]) == 0
     (folder,) = run_folders(recipe)
     assert "agreement" not in json.loads((folder / "summary.json").read_text())["student"]["val"]
-    with pytest.raises(UserError, match=r"distill_losses.kd: needs a teacher with a classifier"):
+    with pytest.raises(
+        UserError, match=r"distill_losses.kd: KDLoss needs a teacher with a classifier"
+    ):
         assemble(INFO, STUDENT, spec(file, head=False), distill_losses={"kd": KDLoss()})
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.models.convnext import ConvNeXt
 from timm.models.eva import Eva
 from timm.models.resnet import ResNet
@@ -20,7 +19,7 @@ from kd.distill.inherit.resnet import ResNetStart, check_resnets
 from kd.distill.inherit.start import inherit_vits, passes_of_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
-from kd.progress import CALM_AT_START, bar
+from kd.progress import bar_at_start
 
 StudentInputs = Sequence[tuple[Any, Preprocess]]
 """Models, each with how its pictures are resized and normalised."""
@@ -129,13 +128,7 @@ def inherit_together(
         total = sum(len(small) for start in starts for small, _ in start.stages)
     else:
         total = passes_of_vits(students, teacher, len(pictures))
-    shown = bar(
-        label="inherit: the student's layers",
-        total=total,
-        unit=" steps",
-        calm=CALM_AT_START,
-        disable=getattr(rank_zero_only, "rank", 0) != 0,
-    )
+    shown = bar_at_start(label="inherit: the student's layers", total=total, unit=" steps")
     with shown, evaluating(teacher, *(student for student, _ in students)):
         for start, (_, prepare) in zip(starts, students, strict=False):
             start.inherit(pictures, prepare, teacher_input, shown.update)
