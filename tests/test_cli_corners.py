@@ -50,7 +50,7 @@ WRONG = [
         "model.teacher.class_map={pear: apple}",
         "model.teacher.class_map: 'pear' is no class of the data",
     ),
-    ("trainer.val_check_interval=1000", "trainer.val_check_interval: "),
+    ("trainer.val_check_interval=1000", "trainer: ValueError: `val_check_interval`"),
     ("trainer.accelerator=tpu", "trainer: "),
     ("trainer.precision=transformer-engine", "trainer: "),
     ("trainer.strategy=ddp_notebook", "trainer.strategy: 'ddp_notebook' is not supported"),
@@ -71,7 +71,7 @@ WRONG = [
     ),
     (
         "model.student.kwargs.in_chans=1",
-        "model.student.kwargs.in_chans: must be 3, as pictures are read in RGB, got 1",
+        "model.student: vit_tiny_patch16_224 can't take pictures of",
     ),
     (
         "model.student.kwargs.act_layer=nonsense",

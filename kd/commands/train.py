@@ -157,7 +157,7 @@ def to_train(request: Request) -> Run:
     if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
         trainer = run.config["trainer"]
         limits = {"epochs": trainer["max_epochs"], "steps": trainer["max_steps"]}
-        run.finished = finished_before(resumed.folder, limits, request.overrides)
+        run.finished = finished_before(resumed.folder, limits)
         if run.finished:
             return run
     job = cluster.job if cluster else None

@@ -15,8 +15,10 @@ from kd.settings import LARGEST_SIDE
 
 LOADS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Of ``timm.create_model``: they fetch or read weights, which a model's ``checkpoint`` and ``pretrained`` do."""
-FETCHES = re.compile(r"_.*|auto_map|quantization_config|name_or_path|transformers_weights")
-"""Names of a transformers configuration that fetch code or weights."""
+FETCHES = re.compile(
+    r"_.*|auto_map|quantization_config|name_or_path|transformers_weights|(torch_)?dtype"
+)
+"""Names of a transformers configuration that fetch code or weights, or name a type, which is that of the weights."""
 IMPLEMENTATIONS = ("eager", "sdpa")
 """Of attention, in transformers' own code."""
 LARGEST = 65_536
@@ -88,11 +90,15 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     memory = psutil.virtual_memory().total
     if needed > memory:
-        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
         raise UserError(
-            f"{key}: its weights take {needed / 2**30:.0f} GiB with {listed[:200]}, "
+            f"{key}: its weights take {needed / 2**30:.0f} GiB with {listed(arguments)}, "
             f"the machine has {memory / 2**30:.0f} GiB"
         )
+
+
+def listed(arguments: Mapping[str, Any]) -> str:
+    """Arguments of a model for a message, at most 200 characters: ``depth=6, num_heads=3``."""
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())[:200]
 
 
 def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:

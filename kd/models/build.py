@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from kd.errors import NEARLY, UserError, builder_hint, did_you_mean, plain
-from kd.models.arguments import check_arguments, check_memory
+from kd.models.arguments import check_arguments, check_memory, listed
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_downloadable
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, error_of_builder, name_of, remade
 from kd.models.preprocess import evaluating, preprocess_for
-from kd.models.segmenter import DenseModel, backbone_of
+from kd.models.segmenter import DenseModel
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 from kd.models.weights import About, about, say
 from kd.settings import height_width
@@ -26,7 +26,6 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 PATCHES = "patch_size"
 AUTO = "auto"
 """kd's own value of timm's argument ``patch_size``, of a student that inherits."""
-_checked: set[str] = set()  # models whose forward has been tried in this process
 
 
 def build_model(
@@ -39,7 +38,7 @@ def build_model(
 ) -> nn.Module:
     """Builds a model of timm, or of the user's builder, on the CPU, and loads its weights.
 
-    It is tried by a forward of one picture (:func:`_check_forward`); a model of timm once in a process for equal settings.
+    It is tried by a forward of one picture (:func:`_check_forward`).
 
     Args:
         spec: what to build; completed from its checkpoint before (:func:`completed`).
@@ -57,7 +56,7 @@ def build_model(
         model = _built(spec, spec.builder, num_classes, key, head, dense)
     else:
         check_arch(spec.arch, key)
-        if spec.pretrained and not spec.checkpoint and head and not dense:
+        if head and not dense:
             _check_pretrained_classes(spec, num_classes, key)
         model = _create(spec, 0 if dense else num_classes, key)
         known = model.pretrained_cfg["num_classes"]  # type: ignore[index]
@@ -68,10 +67,7 @@ def build_model(
         load_checkpoint(
             model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head, spec.checkpoint_key
         )
-    tried = f"{spec} {num_classes} {dense}"
-    if spec.builder is not None or tried not in _checked:
-        _check_forward(model, spec, key)
-        _checked.add(tried)
+    _check_forward(model, spec, key)
     if spec.channels_last:
         return model.to(memory_format=torch.channels_last)
     return model
@@ -103,23 +99,21 @@ def _built(
         count = getattr(builder, "num_classes", None)  # of the weights
     except UserError as error:
         raise error_of_builder(error, key) from error
-    if count is not None and num_classes and count != num_classes and not spec.checkpoint:
-        reason = f"names {count} classes, the data has {num_classes}"
+    if num_classes and not spec.checkpoint and count not in (None, num_classes):
+        reason = f"{name_of(builder)} names {count} classes, the data has {num_classes}"
         hint = f"; {key}.classes says which those are"
         if not count:
-            reason = "has no classifier"
+            reason = f"{name_of(builder)} has no classifier"
             hint = f" ({key}.head=false: its features teach)"
         if head:
-            raise UserError(f"{key}.builder: {name_of(builder)} {reason}{hint}")
-        say(f"{key}: {name_of(builder)} {reason}: its backbone is taken, the classifier is new")
+            raise UserError(f"{key}.builder: {reason}{hint}")
+        say(f"{key}: {reason}: its backbone is taken, the classifier is new")
     if isinstance(spec, StudentSpec) and not remade(builder):
         raise UserError(
             f"{key}.builder: {name_of(builder)} has attributes that the student's file can't hold; "
             "it must keep its arguments alone, as numbers, texts, lists or mappings, under their own names"
         )
-    size = None
-    if spec.img_size is not None:
-        size = height_width(spec.img_size)
+    size = None if spec.img_size is None else height_width(spec.img_size)
     return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
 
@@ -140,35 +134,16 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
     weights = {
         name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())
     }
+    picture = torch.zeros(1, 3, *size)
     with evaluating(model):
         try:
-            torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
+            torch.func.functional_call(model, weights, (picture.to("meta"),))
         except Exception:  # some layers need values: the real forward decides
             try:
-                model(torch.zeros(1, 3, *size))
+                model(picture)
             except Exception as error:
                 shown = f"{size[0]}x{size[1]}: {plain(error)}"
                 raise UserError(f"{key}: {spec.arch} can't take pictures of {shown}") from error
-
-
-def hidden_pixels(model: nn.Module) -> str:
-    """What a ViT does not see of its pictures, in words, as timm leaves out pixels that fill no patch; "" for
-    nothing.
-    """
-    embed = getattr(backbone_of(model), "patch_embed", None)
-    size = getattr(embed, "img_size", None)
-    patch = getattr(embed, "patch_size", None)
-    grid = getattr(embed, "grid_size", None)
-    if not (size and patch and grid) or getattr(embed, "dynamic_img_pad", False):
-        return ""
-    seen_height = patch[0] * grid[0]
-    seen_width = patch[1] * grid[1]
-    if seen_height >= size[0] and seen_width >= size[1]:
-        return ""
-    return (
-        f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {patch[0]}x{patch[1]} "
-        f"pixels: it sees {seen_height}x{seen_width} of them"
-    )
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
@@ -185,10 +160,6 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     """
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
-    if kwargs.get("in_chans", 3) != 3:
-        raise UserError(
-            f"{key}.kwargs.in_chans: must be 3, as pictures are read in RGB, got {kwargs['in_chans']!r}"
-        )
     if kwargs.get(PATCHES) == AUTO:
         raise UserError(
             f"{key}.kwargs.{PATCHES}: {AUTO} is for model.student alone, as it means its teacher's"
@@ -209,8 +180,7 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     except OSError as error:
         raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
     except Exception as error:  # whatever an architecture has against its arguments
-        arguments = ", ".join(f"{name}={value}" for name, value in spec.kwargs.items())
-        with_arguments = f" with {arguments}" if arguments else ""
+        with_arguments = f" with {listed(kwargs)}" if kwargs else ""
         raise UserError(
             f"{key}: {spec.arch} can't be built{with_arguments}: {plain(error)}"
         ) from error
@@ -264,7 +234,7 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
     """Refuses timm's pre-trained weights, of a teacher, that were made for another number of classes.
 
     Args:
-        spec: its settings, without a checkpoint.
+        spec: its settings.
         num_classes: of its classifier: as many as the teacher's names where these are other than the data's, else as
             the data has.
         key: the configuration key of ``spec``, named in the error.
@@ -272,9 +242,11 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
     Raises:
         UserError: the numbers differ. Weights of which timm knows no number pass.
     """
-    config = timm.get_pretrained_cfg(spec.arch)
+    config = None
+    if spec.pretrained and not spec.checkpoint:
+        config = timm.get_pretrained_cfg(spec.arch)
     count = config.num_classes if config else None
-    if count is not None and count != num_classes:
+    if count not in (None, num_classes):
         raise UserError(
             f"{key}.pretrained: timm's {spec.arch} names {count} classes, expected {num_classes}; {key}.classes=FILE "
             f"with a name for each of the {count} says which those are, or fine-tune it first and give {key}.checkpoint"
@@ -322,48 +294,28 @@ def completed(spec: Spec, key: str) -> Spec:
             f"{key}.builder: {spec.checkpoint} was built by {file.builder}; name it and its arguments"
         )
 
-    # timm's models; timm may have several names for a foreign model
-    is_named = not file.arch or (file.foreign and spec.arch)
-    same = file.arch == spec.arch
-    if not is_named and not is_teacher and spec.arch and not same:
-        return spec
-    spec = replace(spec, **_moments(spec, file))
-    if is_named or (not is_teacher and same):
-        return spec
-    if is_teacher and not same:
-        size: Any = file.img_size or own_size(file.arch)
+    moments = _moments(spec, file)
+    if not file.arch or (file.foreign and spec.arch):  # timm may have several names for it
+        return replace(spec, **moments)
+    if not is_teacher and spec.arch:
+        return replace(spec, **moments) if spec.arch == file.arch else spec
+    if is_teacher and spec.arch != file.arch:
+        config = timm.get_pretrained_cfg(file.arch)
+        size: Any = file.img_size or (config and config.input_size[-2:])
         if size and size[0] == size[1]:
             size = size[0]
         instead = f", not the settings' {spec.arch}" if spec.arch else ""
         of_file = f" at {size} px" if file.img_size else ""
-        say(f"{key}: {file.arch}{of_file}, as {_evidence(spec, file, key)}{instead}")
-        return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs)
+        evidence = f"{spec.checkpoint} says"
+        if file.foreign:
+            evidence = f"the tensors in {spec.checkpoint} show"
+        if file.others:
+            evidence += f"; with equal tensors: {', '.join(file.others[:3])} ({key}.arch=NAME)"
+        say(f"{key}: {file.arch}{of_file}, as {evidence}{instead}")
+        return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs, **moments)
     known: Any = spec.img_size or file.img_size
-    return replace(spec, arch=file.arch, img_size=known, kwargs={**file.kwargs, **spec.kwargs})
-
-
-def own_size(arch: str) -> tuple[int, int] | None:
-    """Height and width of the input that an architecture of timm's was made for; None where timm has no size of it."""
-    config = timm.get_pretrained_cfg(arch)
-    if config is None:
-        return None
-    _, height, width = config.input_size
-    return height, width
-
-
-def _evidence(spec: ModelSpec, file: About, key: str) -> str:
-    """By what a file's architecture is known, for a message.
-
-    Args:
-        spec: names the file.
-        file: what it says.
-        key: of the model's settings.
-    """
-    if not file.by_tensors:
-        return f"{spec.checkpoint} says"
-    others = ", ".join(file.others[:3])
-    alike = f"; with equal tensors: {others} ({key}.arch=NAME)" if others else ""
-    return f"the tensors in {spec.checkpoint} show{alike}"
+    kwargs = {**file.kwargs, **spec.kwargs}
+    return replace(spec, arch=file.arch, img_size=known, kwargs=kwargs, **moments)
 
 
 def _moments(spec: ModelSpec, file: About) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pydantic import (
 )
 from torch import Tensor
 
-from kd.errors import UserError
+from kd.config.kinds import problem_in
+from kd.storage.elsewhere import refused_file
 
 HUGGING_FACE = "kd.models.hugging_face.HuggingFaceBuilder"
 TRANSFORMERS = "transformers"
@@ -109,50 +110,40 @@ def _timm_name(name: str, library: str) -> str:
     return name
 
 
-class OddValue(UserError):
-    """A value of a foreign file that no model has; the message names the file and the value's key."""
+STRICT = ConfigDict(strict=True, protected_namespaces=())
+"""Values of a foreign file are each of the kind that the other program writes."""
 
 
-class _Read(BaseModel):
-    """Values of a file of transformers that kd reads, each of the kind that transformers writes; others are passed over."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any], file: Path) -> Self:
-        """The values in the content of a file; an OddValue for the first of another kind."""
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = first["loc"][0]
-            given = str(content.get(str(name)))[:80]
-            problem = str(first["msg"])
-            raise OddValue(f"{file}: {name}: {problem}, got {given}") from error
-
-
-class Pixels(_Read):
+class Pixels(BaseModel):
     """How pictures are prepared, of a ``preprocessor_config.json``."""
 
+    model_config = STRICT
     image_mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     """Of each channel, for values in 0..1."""
     image_std: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     """Likewise."""
 
+    @classmethod
+    def said_in(cls, content: Mapping[str, Any], file: Path) -> Self:
+        """The values in the content of a file; a RefusedFile for one of another kind."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise refused_file(file, ": ".join(problem_in(error))) from error
 
-class Trained(_Read):
+
+class Trained(BaseModel):
     """A training script's own arguments, as timm's ``train.py`` saves them beside the weights."""
 
+    model_config = STRICT
     model: str
     """timm's name of the architecture."""
     model_kwargs: dict[str, Any] = {}
     """Arguments of ``timm.create_model``."""
     img_size: PositiveInt | None = None
     """Side of the input in pixels."""
-    input_size: (
-        PositiveInt | Annotated[list[PositiveInt], Field(min_length=3, max_length=3)] | None
-    ) = None
-    """Likewise, or channels, height and width."""
+    input_size: Annotated[list[PositiveInt], Field(min_length=3, max_length=3)] | None = None
+    """Channels, height and width."""
     mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     """Of each channel, for values in 0..1."""
     std: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None

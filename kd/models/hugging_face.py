@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
-from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_arguments, check_memory
+from kd.models.arguments import architecture_alone, check_arguments, check_memory
 from kd.models.foreign import Pixels
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
+from kd.models.weights import names_in
 from kd.settings import height_width
 from kd.storage.elsewhere import (
     RefusedFile,
@@ -41,8 +42,6 @@ PROCESSOR = "processor_config.json"
 """The file that has these settings as its ``image_processor`` where a model also reads text."""
 ADAPTER = "adapter_config.json"
 """The file of a model's changes: with the package peft transformers would read the model that it names."""
-DTYPES = (None, "float32", "float16", "bfloat16")
-"""Of weights."""
 FAMILIES = [
     "beit",
     "bit",
@@ -132,12 +131,7 @@ class HuggingFaceBuilder:
         """Names of the weights' classes by id; empty without weights or a classifier, and for ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
-        name_by_id: dict[Any, Any] = self._config().id2label or {}
-        names = [str(name) for _, name in sorted(name_by_id.items())]
-        placeholders = [f"LABEL_{i}" for i in range(len(names))]
-        if names == placeholders:
-            return []
-        return names
+        return names_in({"id2label": self._config().id2label})
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
         """A model of ``num_classes`` outputs, on the CPU; a classifier of other classes than the weights' starts anew.
@@ -158,23 +152,16 @@ class HuggingFaceBuilder:
         if num_classes:
             config.num_labels = num_classes
             kind = _transformers().AutoModelForImageClassification
-            model_config = config
         else:
+            config = getattr(config, "vision_config", config)
             kind = _transformers().AutoModel
-            model_config = getattr(config, "vision_config", config)
-        check_memory(
-            partial(kind.from_config, model_config, trust_remote_code=False),
-            self.name,
-            {"num_classes": num_classes},
-        )
-        if self.path:
-            model = self._load(kind, model_config)
-        else:
-            model = kind.from_config(model_config, trust_remote_code=False)
+        make = partial(kind.from_config, config, trust_remote_code=False)
+        check_memory(make, self.name, {"num_classes": num_classes})
+        model = self._load(kind, config) if self.path else make()
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        moments = Pixels.of(pixels, Path(self.path or "") / PIXELS)
+        moments = Pixels.said_in(pixels, Path(self.path or "") / PIXELS)
         size = img_size or _size(pixels) or height_width(_image_size(config, 224))
         mean = moments.image_mean or HALF
         std = moments.image_std or HALF
@@ -189,35 +176,33 @@ class HuggingFaceBuilder:
         """The configuration of transformers: that of ``path``, or one from ``config``.
 
         It is read as data: transformers only gets the arguments of a family in :data:`FAMILIES`, without what fetches code
-        or weights. The text model of a pair (CLIP, SigLIP) is left at its defaults: it is never built.
+        or weights; attention by code of the hub becomes torch's own. The text model of a pair (CLIP, SigLIP) is left at its
+        defaults: it is never built.
 
         Args:
             img_size: height and width that replace ``image_size`` of ``config`` itself; that of a ``vision_config`` in it,
                 and that of ``path``, stay.
 
         Raises:
-            UserError: no such model, a family that is not in :data:`FAMILIES`, one that needs code of the hub, or arguments
-                that :func:`kd.models.arguments.check_arguments` refuses.
+            UserError: no such model, a family that is not in :data:`FAMILIES`, or arguments that
+                 :func:`kd.models.arguments.check_arguments` refuses.
         """
         transformers = _transformers()
         try:
             given = self._content(CONFIG) if self.path else self.config
             where = f"builder.path: {CONFIG}: " if self.path else "builder.config."
             family = given.get("model_type", "")
-            _check_family(family)
+            if family not in FAMILIES:
+                known = ", ".join(FAMILIES)
+                raise ValueError(f"model_type must be one of {known}, got '{str(family)[:40]}'")
             arguments = architecture_alone(given)
             del arguments["model_type"]
             if self.path:
-                _check_implementations(given)
-                for name in ("dtype", "torch_dtype"):
-                    if arguments.get(name) not in DTYPES:
-                        raise ValueError(f"{name} must be one of {', '.join(DTYPES[1:])}")
                 if (Path(self.path) / ADAPTER).exists():
                     raise ValueError(f"it has an {ADAPTER}; a whole model is read")
                 arguments.pop("text_config", None)
             else:
-                for name in ("architectures", "dtype"):
-                    arguments.pop(name, None)
+                arguments.pop("architectures", None)
             check_arguments(arguments, where)
             if img_size is not None and not self.path and "image_size" in arguments:
                 height, width = img_size
@@ -228,9 +213,7 @@ class HuggingFaceBuilder:
         except UserError:
             raise
         except Exception as error:  # of values that transformers does not expect: many kinds
-            what = "config: it"
-            if self.path:
-                what = f"path: {self.path}"
+            what = f"path: {self.path}" if self.path else "config: it"
             reason = " ".join(str(error).split())[:600]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
 
@@ -408,20 +391,6 @@ def _image_size(config: "transformers.PretrainedConfig", unknown: int) -> int | 
     return getattr(getattr(config, "vision_config", config), "image_size", unknown)
 
 
-def _check_family(name: object) -> None:
-    if name not in FAMILIES:
-        raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got '{str(name)[:40]}'")
-
-
-def _check_implementations(config: Mapping[str, Any]) -> None:
-    """Refuses a configuration whose attention is code of the hub, also of a model inside it; a ValueError."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            _check_implementations(value)
-        elif name.endswith("attn_implementation") and value not in (None, *IMPLEMENTATIONS):
-            raise ValueError(f"attn_implementation is code of the hub ({value})")
-
-
 def _without_unused(model: nn.Module) -> None:
     """Removes a ViT's pooler from a model without a classifier, whose features are then the class token; other models stay
     as they are.
@@ -438,14 +407,12 @@ def _size(pixels: Mapping[str, Any]) -> Size | None:
     """Height and width in pixels after an image processor's resizing and crop, by its settings ``pixels``; of a shortest
     edge alone a square; None: not named.
     """
-    size = pixels.get("size") or {}
-    if pixels.get("do_center_crop") and pixels.get("crop_size"):
-        size = pixels["crop_size"]
-    if isinstance(size, int):
-        return height_width(size)
-    if "height" in size:
+    size = pixels.get("size")
+    if pixels.get("do_center_crop"):
+        size = pixels.get("crop_size") or size
+    if isinstance(size, Mapping) and "height" in size:
         return size["height"], size["width"]
-    side = size.get("shortest_edge")
+    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
     if side is None:
         return None
     return height_width(side)

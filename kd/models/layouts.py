@@ -9,20 +9,19 @@ and width of the model's input in pixels.
 """
 
 import contextlib
-import inspect
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from kd.errors import UserError
 from kd.models.foreign import foreign_models
+from kd.models.preprocess import built_size
 
 COUNTER = ".num_batches_tracked"
 """A counter of BatchNorm, which reads it without a momentum alone; many files lack it."""
@@ -37,7 +36,7 @@ AVERAGES = {"state_dict_ema": "state_dict", "model_ema": "model"}
 """Names below which timm's trainer saves moving averages, and of the weights that they are averages of."""
 
 State = dict[str, Tensor]
-Size = Sequence[int]
+Size = tuple[int, int]
 
 
 @dataclass
@@ -102,13 +101,13 @@ def choose_layout(
         candidates = _below_part(candidates, part, f"{name} ({key}_key)")
     best = max(candidates, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
 
-    equal = [best]
+    equal = [best.prefix]
     for layout in candidates if fitting else ():
         fits_as_well = layout.same_shape == best.same_shape
         if fits_as_well and not _is_average_of(best, layout) and not _same_weights(layout, best):
-            equal.append(layout)
+            equal.append(layout.prefix)
     if len(equal) > 1:
-        places = [layout.prefix[:-1] or "." for layout in equal]
+        places = [prefix[:-1] or "." for prefix in equal]
         raise UserError(
             f"{name} holds {len(places)} models that fit equally well, below {', '.join(places)}; "
             f"{key}_key=NAME says which, for example {key}_key={places[0]}"
@@ -126,16 +125,15 @@ def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileMode
 
     ``name`` begins the user's error where no layout is left.
     """
+    prefixes = sorted({layout.prefix for layout in layouts})
+    chosen = [prefix for prefix in prefixes if f".{part}." in f".{prefix}"]
     if part == ".":
-        shortest = min((len(layout.prefix) for layout in layouts), default=0)
-        return [layout for layout in layouts if len(layout.prefix) == shortest]
-    chosen = [layout for layout in layouts if f".{part}." in f".{layout.prefix}"]
+        shortest = min(map(len, prefixes), default=0)
+        chosen = [prefix for prefix in prefixes if len(prefix) == shortest]
     if not chosen:
-        prefixes = sorted({layout.prefix[:-1] or "." for layout in layouts})
-        raise UserError(
-            f"{name}: no model below '{part}'; models are below: {', '.join(prefixes) or 'nothing'}"
-        )
-    return chosen
+        below = ", ".join(prefix[:-1] or "." for prefix in prefixes) or "nothing"
+        raise UserError(f"{name}: no model below '{part}'; models are below: {below}")
+    return [layout for layout in layouts if layout.prefix in chosen]
 
 
 def _same_weights(one: FileModel, other: FileModel) -> bool:
@@ -156,39 +154,40 @@ def _is_average_of(average: FileModel, plain: FileModel) -> bool:
 # -- every place and every way --------
 
 
+def places(tensors: Mapping[str, Tensor], least: float) -> Iterator[tuple[str, State, str]]:
+    """Every part of a file that may be a model: what is below a prefix of ``least`` tensors and more, and each ViT of
+    another library.
+
+    Args:
+        tensors: all of the file's, by dotted name.
+        least: the fewest tensors of a model.
+
+    Yields:
+        The prefix, with its last dot or "", the tensors by the rest of their names, and the library whose names were
+        replaced by timm's; "" for none.
+    """
+    below = Counter(prefix for name in tensors for prefix in prefixes(name))
+    for prefix in sorted(below):
+        if below[prefix] >= least:
+            yield prefix, without_prefix(tensors, prefix), ""
+    yield from foreign_models(tensors)
+
+
 def _layouts(
     tensors: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     model: nn.Module,
     img_size: Size | None,
 ) -> Iterator[FileModel]:
-    """Every way to read the file as the model: each place, in each of its variants, and under other libraries' names.
-
-    Where places have all of the model's names and shapes, these alone are tried; else all that have at least a third as
-    many tensors as the model.
+    """Every way to read the file as the model: each place of a third of the model's tensors and more, in each of its
+    variants.
     """
-    # how many tensors each prefix has, and how many with the model's names and shapes
-    below = Counter[str]()
-    matching = Counter[str]()
-    for name, value in tensors.items():
-        for prefix, rest in prefixes(name):
-            below[prefix] += 1
-            if rest in expected and expected[rest].shape == value.shape:
-                matching[prefix] += 1
-    exact = [prefix for prefix, count in matching.items() if count == len(expected)]
-    large = [prefix for prefix, count in below.items() if 3 * count >= len(expected)]
-
-    found: list[tuple[str, State, str]] = []
-    for prefix in sorted(exact or large):
-        state = without_prefix(tensors, prefix)
-        found += [(prefix, variant, "") for variant in _variants(state, expected)]
-    if not exact:
-        found += foreign_models(tensors)
-    for prefix, state, library in found:
-        own = _in_the_models_layout(state, model, img_size)
-        names = own.keys() & expected.keys()
-        same_shape = sum(own[name].shape == expected[name].shape for name in names)
-        yield FileModel(prefix, own, library, same_shape, len(names))
+    for prefix, state, library in places(tensors, len(expected) / 3):
+        for variant in _variants(state, expected):
+            own = _in_the_models_layout(variant, model, img_size)
+            names = own.keys() & expected.keys()
+            same_shape = sum(own[name].shape == expected[name].shape for name in names)
+            yield FileModel(prefix, own, library, same_shape, len(names))
 
 
 def _variants(state: State, expected: Mapping[str, Tensor]) -> Iterator[State]:
@@ -209,16 +208,15 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> State:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
-def prefixes(name: str) -> Iterator[tuple[str, str]]:
-    """Each beginning of a tensor's name that may be a place's, "" or with its last dot, and the rest of the name.
+def prefixes(name: str) -> Iterator[str]:
+    """Each beginning of a tensor's name that may be a place's: "", or with its last dot.
 
     >>> list(prefixes("net.head.bias"))
-    [('', 'net.head.bias'), ('net.', 'head.bias'), ('net.head.', 'bias')]
+    ['', 'net.', 'net.head.']
     """
     parts = name.split(".", DEEPEST)
     for depth in range(len(parts)):
-        rest = ".".join(parts[depth:])
-        yield name.removesuffix(rest), rest
+        yield name.removesuffix(".".join(parts[depth:]))
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
@@ -251,18 +249,17 @@ def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
     """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
     class. A state that is the model's exactly, or that the filter can't read, stays as it is.
     """
-    state = _with_positions(state, model, img_size)
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if convert is None or _shapes_of(state) == _shapes_of(model.state_dict()):
-        return state
     options: dict[str, Any] = {}
-    if "adapt_layer_scale" in inspect.signature(convert).parameters:
+    if "adapt_layer_scale" in getattr(convert, "__annotations__", ()):
         # DeiT III's authors write gamma_1 for ls1.gamma
         options["adapt_layer_scale"] = any("gamma_" in name for name in state)
-    copied = dict(state)  # some filters take tensors out
     try:
+        state = _without_foreign_grid(state, model, img_size)
+        if convert is None or _shapes_of(state) == _shapes_of(model.state_dict()):
+            return state
         with contextlib.redirect_stdout(io.StringIO()):  # some print what they try
-            return convert(copied, model, **options)
+            return convert(dict(state), model, **options)  # some take tensors out
     except Exception:  # another architecture's file: comparing names and shapes gives the message
         return state
 
@@ -271,25 +268,11 @@ def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in state.items()}
 
 
-def _with_positions(state: State, model: nn.Module, img_size: Size | None) -> State:
-    """Resamples position embeddings from the grid that the file names, which need not be square as timm's filter takes it;
-    others stay as they are.
+def _without_foreign_grid(state: State, model: nn.Module, img_size: Size | None) -> State:
+    """The state without a ViT's positions where the file's pictures are not square and the model's are others: as many
+    patches may be another grid, and timm's filter takes each for a square. The model then lacks them, which is reported.
     """
-    model_grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    positions = state.get("pos_embed")  # (1, L, D), those of the class token and the like first
-    patch = state.get("patch_embed.proj.weight")  # (D, 3, patch height, patch width)
-    if img_size is None or model_grid is None or positions is None or patch is None:
+    is_square = img_size is None or img_size[0] == img_size[1]
+    if is_square or built_size(model) in (None, img_size):
         return state
-    if positions.ndim != 3 or patch.ndim != 4:
-        return state
-    prefix_tokens = 0
-    if not getattr(model, "no_embed_class", False):
-        prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
-    grid = [side // patch_side for side, patch_side in zip(img_size, patch.shape[2:], strict=True)]
-    has_this_grid = positions.shape[1] - prefix_tokens == grid[0] * grid[1]
-    if not has_this_grid or grid == list(model_grid):  # another layout: the filter reads it
-        return state
-    resampled = resample_abs_pos_embed(
-        positions, list(model_grid), grid, num_prefix_tokens=prefix_tokens
-    )
-    return {**state, "pos_embed": resampled}
+    return {name: value for name, value in state.items() if name != "pos_embed"}

@@ -1,5 +1,6 @@
 """Brings weights into a model's own layout and loads them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from kd.models.weights import read_weights, say
 
 NEW = "kd_new_classifier"
 """An attribute of models: whether the classifier has no weights from the file."""
+
+WRAPPING = re.compile(r"^((state_dict|model_state_dict|model|module)\.)?(module\.)?")
+"""Names that trainers usually put before a model's own; the second of DistributedDataParallel."""
 
 # what a file that does not fit may need
 ANOTHER_MODEL = (
@@ -57,14 +61,37 @@ def load_checkpoint(
     """
     file, tensors, about = read_weights(path, key)
     place = f"{key}: {file}"
+    root = key.removesuffix(".checkpoint")
     layout = choose_layout(tensors, model, about.img_size, part, place, key)
+    _say_where(layout, len(tensors), place)
+    state = layout.state
     expected = model.state_dict()
     heads = classifier_names(model)
-    _say_where(layout, len(tensors), place)
-    state, last = _with_classifier(
-        layout.state, expected, heads, about.classes, classes, head, place, key
-    )
-    _check_fit(state, expected, heads, head, path, about.arch, place, key)
+    of_head = _below(expected, heads)
+    # a dense model's head is more than its last layer
+    last = _below(of_head, ["head.classifier"]) or of_head
+    reason = _other_classes(about.classes, classes, state, expected, last)
+    if reason and head:
+        hint = "" if about.classes else OTHER_CLASSES.format(root=root)
+        raise UserError(f"{place} {reason}{hint}")
+    if not head:
+        reason, left_out = _left_out(reason, state, expected, _below(state, heads), last)
+        state = {name: value for name, value in state.items() if name not in left_out}
+    if reason:
+        say(f"{place} {reason}: its backbone is taken, the classifier is new")
+    misfits = _misfits(state, expected, [] if head else of_head)
+    if misfits:
+        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
+        missing = {name for name in expected if name not in state and not name.endswith(COUNTER)}
+        hint = ""
+        if head and ".teacher" in key and missing == set(of_head):
+            hint = NO_HEAD
+        elif about.arch:
+            hint = THIS_MODEL
+        elif 2 * len(missing) > len(expected):
+            hint = ANOTHER_MODEL
+        hint = hint.format(root=root, path=path, arch=about.arch)
+        raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
     _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
 
     in_models_dtype = {}
@@ -78,7 +105,7 @@ def load_checkpoint(
 
 def _say_where(layout: FileModel, count: int, place: str) -> None:
     """Reports the library whose names were replaced, or below which name a model's weights were found, where a trainer's
-    usual wrapping does not explain it.
+    usual wrapping (:data:`WRAPPING`) does not explain it.
 
     Args:
         layout: where they were found.
@@ -88,123 +115,61 @@ def _say_where(layout: FileModel, count: int, place: str) -> None:
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
         return
-    names = layout.prefix.split(".")[:-1]
-    if names and names[0] in ("state_dict", "model_state_dict", "model", "module"):
-        names = names[1:]
-    if names and names[0] == "module":  # of DistributedDataParallel
-        names = names[1:]
-    if names:
+    below = WRAPPING.sub("", layout.prefix)
+    if below:
         left_out = count - len(layout.state)
         beside = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
-        say(f"{place}: the weights below '{'.'.join(names)}' are taken{beside}")
+        say(f"{place}: the weights below '{below[:-1]}' are taken{beside}")
 
 
-def _with_classifier(
+def _left_out(
+    reason: str,
     state: State,
     expected: Mapping[str, Tensor],
-    heads: Sequence[str],
-    files_classes: Sequence[str],
-    classes: Sequence[str],
-    head: bool,
-    place: str,
-    key: str,
-) -> tuple[State, list[str]]:
-    """The state with its classifier where that is taken: not one of other classes or another form, which is reported.
+    of_files_head: Sequence[str],
+    last: Sequence[str],
+) -> tuple[str, Sequence[str]]:
+    """Why a student's classifier is not taken from the file, "" where it is or the model has none; and names of tensors that
+    are left out.
 
     Args:
+        reason: that the classes are others; "": not known so far.
         state: the file's tensors under the model's names.
         expected: the model's own.
-        heads: paths of the model's last layers.
-        files_classes: names of the file's classes; empty: not known.
-        classes: as of :func:`load_checkpoint`.
-        head: likewise; a teacher's classifier of other classes is an error.
-        place: setting and file, which begin messages.
-        key: the setting.
-
-    Returns:
-        The state, and the names of the classifier's tensors.
+        of_files_head: names of the file's last layers' tensors.
+        last: names of the model's classifier's tensors.
     """
-    of_head = _below(expected, heads)
-    of_files_head = _below(state, heads)
-    if not of_head:  # a model that was built without a classifier
-        return _without(state, of_files_head), []
-    # a dense model's head is more than its last layer
-    last = _below(of_head, ["head.classifier"]) or of_head
-    reason = _other_classes(files_classes, classes, state, expected, last)
-    if reason and head:
-        hint = ""
-        if not files_classes:
-            hint = OTHER_CLASSES.format(root=key.removesuffix(".checkpoint"))
-        raise UserError(f"{place} {reason}{hint}")
-    if head:
-        return state, last
-    if not of_files_head:
-        reason = "has no classifier"
-    elif not reason:
-        in_file = _below(state, {name.rpartition(".")[0] for name in last})
-        if _shapes(state, in_file) != _shapes(expected, last):
-            reason = "has a classifier of another form"
-            last = of_files_head
     if reason:
-        state = _without(state, last)
-        say(f"{place} {reason}: its backbone is taken, the classifier is new")
-    return state, last
+        return reason, last
+    if not last:
+        return "", of_files_head
+    if not of_files_head:
+        return "has no classifier", []
+    in_file = _below(state, {name.rpartition(".")[0] for name in last})
+    has_all = set(in_file) == set(last)
+    if has_all and all(state[name].shape == expected[name].shape for name in last):
+        return "", []
+    return "has a classifier of another form", of_files_head
 
 
-def _check_fit(
-    state: State,
-    expected: Mapping[str, Tensor],
-    heads: Sequence[str],
-    head: bool,
-    path: Path,
-    arch: str,
-    place: str,
-    key: str,
-) -> None:
-    """Refuses a state that lacks tensors, or has others than the model's, with a hint where the reason is a common one.
+def _misfits(state: State, expected: Mapping[str, Tensor], optional: Sequence[str]) -> list[str]:
+    """In what a state differs from a model's: shapes, tensors that it lacks, and others than the model's.
 
     Args:
         state: what is to be loaded.
         expected: the model's own tensors.
-        heads: paths of its last layers.
-        head: whether its classifier must be there, too.
-        path: of the file, as it was given.
-        arch: of the file's model, timm's name; "": unknown.
-        place: setting and file, which begin the message.
-        key: the setting.
+        optional: names of those that it may lack, beside BatchNorm's counters.
     """
-    of_head = _below(expected, heads)
-    missing = []
-    for name in expected:
-        is_needed = head or name not in of_head
-        if is_needed and name not in state and not name.endswith(COUNTER):
-            missing.append(name)
     misfits = []
-    for name in [name for name in expected if name in state]:
-        in_file = tuple(state[name].shape)
-        in_model = tuple(expected[name].shape)
-        if in_file != in_model:
-            misfits.append(f"{name} is {in_file} there, {in_model} here")
-    misfits += [f"{name} is missing" for name in missing]
+    for name, value in expected.items():
+        if name in state and state[name].shape != value.shape:
+            shapes = f"is {tuple(state[name].shape)} there, {tuple(value.shape)} here"
+            misfits.append(f"{name} {shapes}")
+    for name in expected:
+        if not (name in state or name in optional or name.endswith(COUNTER)):
+            misfits.append(f"{name} is missing")
     misfits += [f"{name} is not in the model" for name in state if name not in expected]
-    if not misfits:
-        return
-    is_backbone = not _below(state, heads) and set(missing) <= set(of_head)
-    hint = ""
-    if head and ".teacher" in key and is_backbone:
-        hint = NO_HEAD
-    elif arch:
-        hint = THIS_MODEL
-    elif 2 * len(missing) > len(expected):
-        hint = ANOTHER_MODEL
-    more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
-    hint = hint.format(root=key.removesuffix(".checkpoint"), path=path, arch=arch)
-    raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
-
-
-def _without(state: State, names: Sequence[str]) -> State:
-    """A state without the tensors of these names."""
-    return {name: value for name, value in state.items() if name not in names}
+    return misfits
 
 
 def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str) -> None:
@@ -233,10 +198,6 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
                 f"{place} holds {count} value{'s' * (count > 1)} of {name} that are NaN or infinite: take a checkpoint "
                 "from before its training failed"
             )
-
-
-def _shapes(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    return {name: state[name].shape for name in names}
 
 
 def has_new_classifier(model: nn.Module) -> bool:

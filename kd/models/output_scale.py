@@ -35,11 +35,10 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
         )
     means_and_deviations = classifier.weight.new_tensor(scales, dtype=torch.float32).T  # (2, C)
     scale_C, offset_C = means_and_deviations.flip(0).contiguous()
-    if in_units:
-        classifier.bias.copy_((classifier.bias - offset_C) / scale_C)
-        classifier.weight.div_(scale_C[:, None])
     classifier.register_buffer(SCALE, scale_C)
     classifier.register_buffer(OFFSET, offset_C)
+    if in_units:
+        set_in_units(classifier, classifier.weight, classifier.bias)
     classifier.register_forward_hook(_to_units)
 
 
@@ -55,11 +54,10 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
     A classifier that :func:`scale_output` has scaled holds them divided by the deviations, less the means.
     """
-    buffers = dict(classifier.named_buffers(recurse=False))
-    if SCALE in buffers:
-        scale = buffers[SCALE]
+    if hasattr(classifier, SCALE):
+        scale = classifier.get_buffer(SCALE)
         weight = weight / scale[:, None]
-        bias = (bias - buffers[OFFSET]) / scale
+        bias = (bias - classifier.get_buffer(OFFSET)) / scale
     classifier.weight.copy_(weight)
     if classifier.bias is not None:
         classifier.bias.copy_(bias)

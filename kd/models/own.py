@@ -15,6 +15,9 @@ from kd.models.taps import classifier_of
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of
 
+EXAMPLES = {"img_size": "224", "mean": "[0.5,0.5,0.5]", "std": "[0.5,0.5,0.5]"}
+"""Of settings that say what a model takes, for a message."""
+
 
 class Builder(Protocol):
     """Makes a model: a user's class with this method, whose arguments are given in YAML.
@@ -142,12 +145,10 @@ class OwnModel(nn.Module):
         self.model = model
         self.num_classes = num_classes
         self.made_by = dict(made_by or {})
-        linear = [
-            (path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)
-        ]
-        self.classifier = next(
-            (path for path, layer in linear[::-1] if layer.out_features == num_classes), ""
-        )
+        self.classifier = ""
+        for path, layer in model.named_modules():
+            if isinstance(layer, nn.Linear) and layer.out_features == num_classes:
+                self.classifier = path
         self.pretrained_cfg: dict[str, Any] = {
             "input_size": (3, *img_size),
             "mean": tuple(mean),
@@ -163,7 +164,7 @@ class OwnModel(nn.Module):
     @property
     def num_features(self) -> int:
         """Width of the classifier's input; 0 where that is not known."""
-        return int(getattr(self.get_classifier(), "in_features", 0))
+        return getattr(self.get_classifier(), "in_features", 0)
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer with as many outputs as there are classes; an ``nn.Identity`` where there is none."""
@@ -310,25 +311,17 @@ def build_own(
     if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
         return model
     # What the model takes: by the settings, else by its own attributes.
-    takes: dict[str, Any] = {"img_size": img_size, "mean": mean, "std": std}
-    examples = {"img_size": "224", "mean": "[0.5,0.5,0.5]", "std": "[0.5,0.5,0.5]"}
-    for name in takes:
-        takes[name] = takes[name] or getattr(model, name, None)
+    given = {"img_size": img_size, "mean": mean, "std": std}
+    takes = {name: value or getattr(model, name, None) for name, value in given.items()}
     missing = [name for name, value in takes.items() if value is None]
     if missing:
-        words = " ".join(f"{key}.{name}={examples[name]}" for name in missing)
+        words = " ".join(f"{key}.{name}={EXAMPLES[name]}" for name in missing)
         raise UserError(
             f"{key}.{missing[0]}: {name_of(builder)} does not say what its model takes, so the settings must, for "
             f"example {words}"
         )
-    return OwnModel(
-        model,
-        num_classes,
-        height_width(takes["img_size"]),
-        takes["mean"],
-        takes["std"],
-        remade(builder),
-    )
+    size = height_width(takes["img_size"])  # type: ignore[arg-type]
+    return OwnModel(model, num_classes, size, takes["mean"], takes["std"], remade(builder))  # type: ignore[arg-type]
 
 
 def error_of_builder(error: Exception, key: str) -> UserError:

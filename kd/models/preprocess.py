@@ -82,15 +82,9 @@ class Preprocess:
         self, images: Tensor, mean_before: Sequence[float], std_before: Sequence[float]
     ) -> Tensor:
         """Float pictures ``(N, 3, H, W)`` of one mean and standard deviation, brought to this input's."""
-
-        def of_channels(values: Sequence[float]) -> Tensor:
-            """``(C,)`` as ``(C, 1, 1)``, like the pictures."""
-            tensor = torch.tensor(values, dtype=images.dtype, device=images.device)
-            return tensor[..., None, None]
-
-        unnormalised = images * of_channels(std_before) + of_channels(mean_before)
-        centred = unnormalised - of_channels(self.mean)
-        return centred / of_channels(self.std)
+        std = images.new_tensor(std_before)[:, None, None]
+        mean = images.new_tensor(mean_before)[:, None, None]
+        return tvf.normalize(images * std + mean, list(self.mean), list(self.std))
 
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
@@ -119,11 +113,11 @@ def preprocess_for(
         std: likewise.
     """
     config = timm.data.resolve_model_data_config(model)
-    size = img_size or _built_size(model) or config["input_size"][-2:]
+    size = img_size or built_size(model) or config["input_size"][-2:]
     return Preprocess(size, mean or config["mean"], std or config["std"], channels_last)
 
 
-def _built_size(model: nn.Module) -> Size | None:
+def built_size(model: nn.Module) -> Size | None:
     """Height and width in pixels that a model's patches were made for (``img_size=``); None: it has no patches of a fixed
     size. The model's timm configuration names the architecture's usual size even where it was built for another.
     """

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 from kd.models.arguments import check_arguments, on_meta
-from kd.models.foreign import foreign_models
-from kd.models.layouts import COUNTER, prefixes, without_prefix
+from kd.models.layouts import COUNTER, places
 
 FILE = Path(__file__).with_name("timm_tensors.json")
 """Architectures by the :func:`tensors_digest` of their tensors; of several with one digest the usual one is first."""
@@ -105,9 +103,9 @@ def _nearest(
     fitting = []
     for arch in archs:
         model = meta_model(arch, {})
-        if model is None or tensors_digest(model.state_dict()) != of_model:  # of another release
+        own = {} if model is None else model.state_dict()
+        if model is None or tensors_digest(own) != of_model:  # of another release
             continue
-        own = model.state_dict()
         differences = len(names ^ {*_without_counters(own)})
         if positions is not None:
             differences += abs(own[POSITIONS].shape[1] - positions[1])
@@ -159,26 +157,16 @@ def archs_by_digest() -> dict[str, list[str]]:
 
 
 def _places(tensors: Tensors) -> Iterator[Tensors]:
-    """The tensors below each prefix that has enough of them, and a foreign ViT's, under the model's own names."""
-    below = Counter[str]()
-    for name in tensors:
-        below.update(prefix for prefix, _ in prefixes(name))
-    least = max(LEAST, len(tensors) / MOST_PLACES)
-    for prefix, count in below.items():
-        if count >= least:
-            yield _as_timm_names_registers(without_prefix(tensors, prefix))
+    """What may be a model in a file, by timm's names, on the ``meta`` device; the register tokens of DINOv2's authors, which
+    timm's filter renames, by timm's name.
+    """
     on_no_device = {}
     for name, value in tensors.items():
         on_no_device[name] = torch.empty_like(value, device="meta")
-    for _, state, _ in foreign_models(on_no_device):
-        yield _as_timm_names_registers(state)
-
-
-def _as_timm_names_registers(tensors: Tensors) -> Tensors:
-    """A ViT's tensors; the register tokens of DINOv2's authors, which timm's filter renames, by timm's name."""
-    if REGISTERS not in tensors:
-        return tensors
-    return {"reg_token" if name == REGISTERS else name: x for name, x in tensors.items()}
+    for _, state, _ in places(on_no_device, max(LEAST, len(tensors) / MOST_PLACES)):
+        if REGISTERS in state:
+            state["reg_token"] = state.pop(REGISTERS)
+        yield state
 
 
 def _without_counters(names: Iterable[str]) -> Iterator[str]:
@@ -196,15 +184,13 @@ def _size(model: nn.Module, positions: tuple[int, ...] | None) -> tuple[int, int
     patches: Any = getattr(model, "patch_embed", None)
     if positions is None or len(positions) != 3 or not hasattr(patches, "grid_size"):
         return None
-    of_grid = math.prod(patches.grid_size)
-    of_others = model.get_parameter(POSITIONS).shape[1] - of_grid  # the class token's and the like
-    patch_height, patch_width = patches.patch_size
-    for beside in (
-        of_others,
-        1,
-    ):  # the authors' file has the class token's where timm's model has none
-        in_file = positions[1] - beside
-        side = math.isqrt(max(in_file, 0))
+    grid = math.prod(patches.grid_size)
+    of_others = model.get_parameter(POSITIONS).shape[1] - grid  # the class token's and the like
+    # the authors' file has the class token's where timm's model has none
+    for beside in (of_others, 1):
+        in_file = max(positions[1] - beside, 0)
+        side = math.isqrt(in_file)
         if side and side * side == in_file:
-            return side * patch_height, side * patch_width
+            height, width = patches.patch_size
+            return side * height, side * width
     return None

@@ -39,23 +39,18 @@ def layer_paths(
         UserError: a pattern that matches nothing.
     """
     names = [path for path, _ in model.named_modules() if path]
-    names += besides
     paths: list[str] = []
     for pattern in patterns:
-        matches = []
-        for name in names:
-            is_layer = name not in besides
-            if name == pattern or (is_layer and _matches(name, pattern)):
-                matches.append(name)
+        matches = [name for name in names if _matches(name, pattern)]
+        if pattern in besides:
+            matches = [pattern]
         if not matches:
-            outer = [name for name, _ in model.named_children()]
-            near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
-            hint = f"near: {', '.join(near)}"
-            if not near:
-                hint = f"it has {', '.join([*outer, *besides][-12:])}"
-            raise UserError(f"{key}: {_title(model)} has no layer '{pattern}'; {hint}")
-        paths += [path for path in matches if path not in paths]
-    return paths
+            near = difflib.get_close_matches(pattern.replace("*", "0"), [*names, *besides], 3, 0)
+            raise UserError(
+                f"{key}: {_title(model)} has no layer '{pattern}'; near: {', '.join(near)}"
+            )
+        paths += matches
+    return list(dict.fromkeys(paths))
 
 
 def _title(model: nn.Module) -> str:
@@ -95,7 +90,6 @@ class Taps:
         self._caught: dict[str, Tensor] | None = None
         self._hooked: set[str] = set()
         self._paths: dict[tuple[str, ...], list[str]] = {}  # of layers, by patterns
-        self._keys: dict[str, str] = {}  # settings that name a layer, by its path
         for pattern in patterns:
             self.add(pattern)
 
@@ -117,12 +111,12 @@ class Taps:
             key: the setting that names the layers, for messages.
 
         Raises:
-            UserError: a pattern that no layer matches, or a layer that no forward runs.
+            UserError: as of :meth:`add` and :meth:`read`.
         """
         self.add(patterns, key)
         with torch.no_grad(), evaluating(self._model), self as caught:
             self._run()
-        shapes = [tuple(x.shape) for x in self.read(caught, patterns, tokens)]
+        shapes = [tuple(x.shape) for x in self.read(caught, patterns, tokens, key)]
         return self.paths(patterns), shapes
 
     def add(self, patterns: str | list[str], key: str = KEY) -> None:
@@ -136,7 +130,6 @@ class Taps:
             UserError: a pattern that no layer matches.
         """
         for path in self.paths(patterns, key):
-            self._keys.setdefault(path, key)
             if path in self._hooked:
                 continue
             self._hooked.add(path)
@@ -158,122 +151,131 @@ class Taps:
             UserError: a pattern that no layer matches.
         """
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if wanted in self._paths:  # once, not in every step: it walks the whole model
-            return self._paths[wanted]
-        resolved = [self._map_at(pattern, key) for pattern in wanted]
-        paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
-        if MAPS in paths:
-            place = paths.index(MAPS)
-            paths[place] = self._last_map(key)
-        paths = list(dict.fromkeys(paths))
-        self._paths[wanted] = paths
-        return paths
+        if wanted not in self._paths:  # once, not in every step: it walks the whole model
+            resolved = [self._resolved(pattern, key) for pattern in wanted]
+            self._paths[wanted] = layer_paths(self._model, resolved, key, [MAPS, PRELOGITS])
+        return self._paths[wanted]
 
-    def _map_at(self, pattern: str, key: str) -> str:
-        """The layer that ``maps@1/3`` or ``maps@stride8`` means; any other pattern is returned as it is.
-
-        A share is counted in timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the fourth. A ViT's map is
-        read as its next block normalises it. ``key`` is as of :meth:`add`.
+    def _resolved(self, pattern: str, key: str) -> str:
+        """The layer that ``maps``, ``maps@1/3`` or ``maps@stride8`` means; any other pattern is returned as it is.
 
         Raises:
-            UserError: timm lists no features of the model, or none at that share or stride.
+            UserError: the model has no such map; ``key`` begins the message.
         """
-        features = list(getattr(self._model, "feature_info", ()))
+        share = MAPS_AT.fullmatch(pattern)
+        if share is not None:
+            return self._map_at(int(share[1]), int(share[2]), key)
         stride = MAPS_OF_STRIDE.fullmatch(pattern)
         if stride is not None:
-            return self._map_of_stride(int(stride[1]), features, key)
-        share = MAPS_AT.fullmatch(pattern)
-        if share is None:
-            return pattern
-        if not features:
-            layers = ", ".join(name for name in self._layers if name)
+            return self._map_of_stride(int(stride[1]), key)
+        if pattern == MAPS:
+            return self._last_map(key)
+        return pattern
+
+    @property
+    def _features(self) -> list[dict[str, Any]]:
+        """timm's list of features of the model; empty for a model that timm has not built."""
+        return list(getattr(self._model, "feature_info", ()))
+
+    def _map_at(self, part: int, parts: int, key: str) -> str:
+        """The layer after ``part`` of ``parts`` of timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the
+        fourth. A ViT's map is read as its next block normalises it.
+
+        Raises:
+            UserError: timm lists no features of the model, or none at that share; ``key`` begins the message.
+        """
+        count = len(self._features)
+        name = _title(self._model)
+        if not count:
+            layers = ", ".join(path for path in self._layers if path)
             raise UserError(
-                f"{key}: timm lists no features of {_title(self._model)}, so '{pattern}' names none; it has the layers "
+                f"{key}: timm lists no features of {name}, so 'maps@{part}/{parts}' names none; it has the layers "
                 f"{layers[:200]}"
             )
-        place = max(1, math.ceil(len(features) * int(share[1]) / int(share[2])))  # from 1
-        if place > len(features):
+        place = max(1, math.ceil(count * part / parts))  # from 1
+        if place > count:
             raise UserError(
-                f"{key}: '{pattern}' is beyond timm's {len(features)} features of {_title(self._model)}"
+                f"{key}: 'maps@{part}/{parts}' is beyond timm's {count} features of {name}"
             )
-        layer = features[place - 1]["module"]
+        layer = self._features[place - 1]["module"]
         normed = f"blocks.{place}.norm1"
         if layer == f"blocks.{place - 1}" and normed in self._layers:
             return normed
         return layer
 
-    def _map_of_stride(self, stride: int, features: list[dict[str, Any]], key: str) -> str:
-        """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side; of a model
-        that timm has not built, the last of the outermost layers with such a map, which a forward shows.
+    def _map_of_stride(self, stride: int, key: str) -> str:
+        """The last layer whose map has one position for ``stride`` pixels a side (:meth:`_layer_by_stride`).
 
         Raises:
             UserError: no layer has such a map; ``key`` begins the message.
         """
+        layers = self._layer_by_stride()
+        if stride not in layers:
+            height, width = self._size
+            maps = ", ".join(f"maps@stride{each}" for each in sorted(layers)) or "none"
+            raise UserError(
+                f"{key}: no layer of {_title(self._model)} gives maps@stride{stride}, one position for {stride}x{stride} "
+                f"pixels of a {height}x{width} picture; it has {maps}"
+            )
+        return layers[stride]
+
+    def _layer_by_stride(self) -> dict[int, str]:
+        """The last layer of each stride in timm's list of features; of a model that timm has not built, the last of the
+        outermost layers with such a map, which a forward shows.
+        """
+        if self._features:
+            return {feature["reduction"]: feature["module"] for feature in self._features}
         height, width = self._size
-        if features:
-            layers = {feature["reduction"]: feature["module"] for feature in features}
-            if stride in layers:
-                return layers[stride]
-            known = sorted(layers)
-        else:
-            outputs, _ = self._outputs()
-            sides = {path: self._sides(x) for path, x in outputs.items() if _has_places(x)}
-            wanted = (height // stride, width // stride)
-            paths = [path for path, side in sides.items() if side == wanted]
-            if paths and not (height % stride or width % stride):
-                # the next stage's first layers may still have this stage's positions; they lie deeper
-                return min(reversed(paths), key=lambda path: path.count("."))
-            known = sorted({height // rows for rows, _ in sides.values()})
-        maps = ", ".join(f"maps@stride{each}" for each in known) or "none"
-        raise UserError(
-            f"{key}: no layer of {_title(self._model)} gives maps@stride{stride}, one position for {stride}x{stride} "
-            f"pixels of a {height}x{width} picture; it has {maps}"
-        )
+        layers: dict[int, str] = {}
+        for path, output in self._outputs().items():
+            if output.ndim != 4:
+                continue
+            rows, columns = (
+                output.shape[1:3] if self._is_channels_last(output) else output.shape[2:]
+            )
+            stride = height // rows
+            is_whole = (rows * stride, columns * stride) == (height, width)
+            # the next stage's first layers may still have this stage's positions; they lie deeper
+            is_outer = path.count(".") <= layers.get(stride, path).count(".")
+            if is_whole and is_outer:
+                layers[stride] = path
+        return layers
 
     @torch.no_grad()
-    def _outputs(self) -> tuple[dict[str, Any], list[Any]]:
-        """What each layer gives in a forward in eval mode, by path, in the order in which they end.
-
-        Returns:
-            The outputs (of a layer that runs again, the last one); and all outputs up to the end of timm's
-            ``forward_features``, its own result last.
+    def _outputs(self) -> dict[str, Tensor]:
+        """What each layer gives in a forward in eval mode, by path, in the order in which they end: of several outputs the
+        first, of a layer that runs again the last one. Of a model with timm's ``forward_features`` up to its end.
         """
-        outputs: dict[str, Any] = {}
-        before_end: list[Any] = []
         forward_features: Any = getattr(self._model, "forward_features", None)
 
-        def record(path: str, _layer: nn.Module, _inputs: object, output: object) -> None:
-            outputs.pop(path, None)
-            outputs[path] = output
-
-        def recorded_forward(*args: object, **kwargs: object) -> object:
-            """timm's ``forward_features``."""
-            output = forward_features(*args, **kwargs)
-            before_end.extend([*outputs.values(), output])
-            return output
+        def to_its_end(*args: object, **kwargs: object) -> object:
+            """timm's ``forward_features``, after which nothing more is caught."""
+            result = forward_features(*args, **kwargs)
+            self._caught = None
+            return result
 
         hooks = []
         for path, layer in self._layers.items():
             if path:  # all but the model itself
-                hooks.append(layer.register_forward_hook(partial(record, path)))
+                hooks.append(layer.register_forward_hook(partial(self._catch, path)))
         try:
             if forward_features is not None:
-                self._model.forward_features = recorded_forward  # type: ignore[assignment]
-            with evaluating(self._model):
+                self._model.forward_features = to_its_end  # type: ignore[assignment]
+            with evaluating(self._model), self as caught:
                 self._run()
         finally:
             vars(self._model).pop("forward_features", None)
             for hook in hooks:
                 hook.remove()
-        return outputs, before_end
+        return caught
 
     def _run_zeros(self) -> None:
         """A forward of two pictures of zeros."""
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
 
     def _last_map(self, key: str) -> str:
-        """The path of the outermost layer that gives what timm calls a model's features, or else the last map of more than
-        one place.
+        """The path of the outermost layer that gives a model's last map: the last one before the end of timm's
+        ``forward_features``, or of any model the last one of more than one place.
 
         Args:
             key: the setting that names the layers, for messages.
@@ -281,24 +283,18 @@ class Taps:
         Raises:
             UserError: no layer gives a map.
         """
-        outputs, before_end = self._outputs()
-        maps: dict[str, Tensor] = {}
-        for path, output in outputs.items():
-            first = _first(output)
-            if self._is_map(first):
-                maps[path] = first
-        of_layers = list(maps.values())
-        # forward_features' own result, or the last output before it, if a layer gave that very tensor; else the last map
-        identities = {id(x) for x in of_layers}
-        candidates = [x for x in map(_first, before_end) if id(x) in identities]
-        if not candidates:
-            candidates = [x for x in of_layers if x.ndim == 3 or x.shape[2:].numel() > 1]
-        if not candidates:
+        is_timms = hasattr(self._model, "forward_features")
+        maps = {}
+        for path, output in self._outputs().items():
+            is_pooled = output.ndim == 4 and output.shape[2:].numel() == 1
+            if self._is_map(output) and (is_timms or not is_pooled):
+                maps[path] = output
+        if not maps:
             raise UserError(
                 f"{key}: {_title(self._model)} has no map before its classifier: name a layer"
             )
         # of the layers that give this very tensor the outermost; of equally deep ones the last
-        last_map = candidates[-1]
+        *_, last_map = maps.values()
         paths = [path for path, x in maps.items() if x is last_map]
         return min(reversed(paths), key=lambda path: path.count("."))
 
@@ -307,17 +303,12 @@ class Taps:
         """The number of class and register tokens before the patches' tokens."""
         return int(getattr(self._model, "num_prefix_tokens", 0) or 0)
 
-    def _is_map(self, x: object) -> bool:
+    def _is_map(self, x: Tensor) -> bool:
         """Whether a layer's output has a value for each place of the picture: a map, or patch tokens."""
-        if not isinstance(x, Tensor):
-            return False
-        if x.ndim == 4:  # height / width within a factor of 2 (exp(0.7)) of the picture's
-            return min(self._shape_differences(x)) < 0.7
         if x.ndim != 3:
-            return False
+            return x.ndim == 4
         patches = x.shape[1] - self._prefix_tokens
-        height, width = self._grid(max(patches, 1))
-        return patches >= 2 and x.shape[2] >= 2 and height * width == patches
+        return patches >= 2 and x.shape[2] >= 2 and self._grid(patches) is not None
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -327,22 +318,22 @@ class Taps:
         self._caught = None
 
     # forward hooks: torch calls them while a model runs
-    def _catch(
-        self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
-    ) -> None:
+    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: object) -> None:
         """Hook: keeps a layer's output under its path while something catches; of several outputs the first.
 
         Of a layer that runs several times the last output stays.
         """
-        if self._caught is not None:
-            self._caught[path] = output[0] if isinstance(output, Sequence) else output
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if self._caught is not None and isinstance(first, Tensor):
+            self._caught.pop(path, None)
+            self._caught[path] = first
 
     def _catch_input(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self._caught is not None:
             self._caught[PRELOGITS] = inputs[0]
 
     def read(
-        self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str
+        self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str, key: str = KEY
     ) -> list[Tensor]:
         """The layers' outputs in one form.
 
@@ -350,6 +341,7 @@ class Taps:
             caught: filled by a forward.
             patterns: the layers, as they were added, or their paths.
             tokens: what is read of tokens: ``patch``, ``class`` or ``all``, see :class:`TapSpec`.
+            key: the setting that names the layers, for messages.
 
         Returns:
             For each layer, in the order of :meth:`paths`: a map ``(N, C, H, W)``, vectors ``(N, D)``, or tokens
@@ -358,16 +350,17 @@ class Taps:
         Raises:
             UserError: a layer that the forward did not run, or one without the wanted token.
         """
-        paths = self.paths(patterns)
-        for path in paths:
+        read = []
+        for path in self.paths(patterns):
+            layer = f"{key}: layer '{path}' of {_title(self._model)}"
             if path not in caught:
-                key = self._keys.get(path, KEY)
-                raise UserError(
-                    f"{key}: layer '{path}' of {_title(self._model)} gives nothing in a forward"
-                )
-        return [self._form(caught[path], tokens, path) for path in paths]
+                raise UserError(f"{layer} gives nothing in a forward")
+            if caught[path].ndim == 3 and tokens == "class" and not self._prefix_tokens:
+                raise UserError(f"{layer} has no class token (tokens=patch)")
+            read.append(self._form(caught[path], tokens))
+        return read
 
-    def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
+    def _form(self, x: Tensor, tokens: str) -> Tensor:
         """One layer's output, ``(N, C, H, W)``, ``(N, H, W, C)``, ``(N, T, D)`` or ``(N, D)``, in the form of ``tokens``."""
         if x.ndim == 4:
             if self._is_channels_last(x):
@@ -376,63 +369,34 @@ class Taps:
         if x.ndim != 3 or tokens == "all":
             return x
         if tokens == "class":
-            if not self._prefix_tokens:
-                key = self._keys.get(path, KEY)
-                raise UserError(
-                    f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)"
-                )
             return x[:, 0]
         # blocks may not have the class token, which joins later (CaiT)
         for skipped in (self._prefix_tokens, 0):
-            patches = x.shape[1] - skipped
-            height, width = self._grid(patches)
-            if height * width == patches:
-                return x[:, skipped:].transpose(1, 2).unflatten(2, (height, width))
+            grid = self._grid(x.shape[1] - skipped)
+            if grid is not None:
+                return x[:, skipped:].transpose(1, 2).unflatten(2, grid)
         return x
 
-    def _grid(self, count: int) -> Size:
-        """Rows and columns of ``count`` patches, as near to the picture's height / width as whole numbers are; their product
-        may be another number: then the patches make no grid.
+    def _grid(self, count: int) -> Size | None:
+        """Rows and columns of ``count`` patches, as near to the picture's height / width as whole numbers are; None where
+        these make no grid.
         """
-        height = round(math.sqrt(count * self._size[0] / self._size[1]))
-        return height, count // max(height, 1)
+        height = round(math.sqrt(max(count, 0) * self._size[0] / self._size[1]))
+        width = count // max(height, 1)
+        return (height, width) if height * width == count else None
 
-    def _shape_differences(self, x: Tensor) -> tuple[float, float]:
-        """How far height / width of a map ``x``, of 4 axes, is from the picture's if channels come first, and if they come
-        last: the difference of the logarithms.
+    def _is_channels_last(self, x: Tensor) -> bool:
+        """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's height / width, from which that of the map
+        differs less; where both are equally near, by what timm says of the model.
         """
         height, width = self._size
         first, second, third = x.shape[1:]
         of_picture = math.log(height / width)
-        if_first = math.log(second / third)
-        if_last = math.log(first / second)
-        channels_first = abs(if_first - of_picture)
-        channels_last = abs(if_last - of_picture)
-        return channels_first, channels_last
-
-    def _is_channels_last(self, x: Tensor) -> bool:
-        """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's shape; where that leaves it open, by what
-        timm says of the model.
-        """
-        channels_first, channels_last = self._shape_differences(x)
-        if abs(channels_first - channels_last) < 0.05:  # equally near, within 5 %
+        channels_first = abs(math.log(second / third) - of_picture)
+        channels_last = abs(math.log(first / second) - of_picture)
+        if abs(channels_first - channels_last) < 0.05:  # within 5 %
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return channels_last < channels_first
-
-    def _sides(self, x: Tensor) -> Size:
-        """Rows and columns of a map of four axes."""
-        if self._is_channels_last(x):
-            return x.shape[1], x.shape[2]
-        return x.shape[2], x.shape[3]
-
-
-def _first(output: object) -> Any:
-    """A layer's output, of several the first."""
-    return output[0] if isinstance(output, (tuple, list)) and output else output
-
-
-def _has_places(output: object) -> bool:
-    return isinstance(output, Tensor) and output.ndim == 4
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kd.errors import UserError, first_line
 from kd.models.arguments import LOADS
-from kd.models.foreign import TRANSFORMERS, OddValue, Pixels, Trained, foreign_models
+from kd.models.foreign import TRANSFORMERS, Pixels, Trained, foreign_models
 from kd.models.output_scale import unit_output
 from kd.models.recognise import holds, recognise
 from kd.settings import height_width
@@ -67,8 +67,6 @@ class About:
     """Whether timm may have other names for it: another library's model, or one that its tensors alone describe."""
     others: tuple[str, ...] = ()
     """Further architectures of timm's with tensors of the same names and shapes."""
-    by_tensors: bool = False
-    """Whether the architecture is known by the tensors' names and shapes alone."""
     two_token_head: bool = False
     """Whether its classifier reads the class token and the mean of the patches, as none of timm's does."""
 
@@ -124,22 +122,21 @@ def tensors_in(content: object) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     entered: set[int] = set()
-    waiting: list[tuple[str, object]] = [("", content)]
-    while waiting:
-        path, value = waiting.pop()
+
+    def enter(path: str, value: object) -> None:
+        """Adds the tensors of a value at a path."""
+        if len(path) > LONGEST_NAME:
+            raise ValueError(f"a name in it has more than {LONGEST_NAME} characters")
         if isinstance(value, Tensor):
             tensors[WRAPPERS.sub("", path)] = value
-        if not isinstance(value, (Mapping, list, tuple)) or id(value) in entered:
-            continue
+        if not isinstance(value, Mapping | list | tuple) or id(value) in entered:
+            return
         entered.add(id(value))
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        below: list[tuple[str, object]] = []
         for name, inner in items:
-            inner_path = f"{path}.{name}" if path else str(name)
-            if len(inner_path) > LONGEST_NAME:
-                raise ValueError(f"a name in it has more than {LONGEST_NAME} characters")
-            below.append((inner_path, inner))
-        waiting.extend(reversed(below))  # the last is taken first
+            enter(f"{path}.{name}" if path else str(name), inner)
+
+    enter("", content)
     return tensors
 
 
@@ -176,49 +173,47 @@ def describe(file: Path) -> About:
         if "model_type" in content:
             return _of_transformers(content, file)
     if file.suffix == ".safetensors":
-        return _of_safetensors(file)
+        meta, tensors = _outline(file)
+        said = _from_metadata(meta, file)
+        return said if is_student(meta) else _of_tensors(tensors, said)
     content = _load_pickle(file)
-    classes = _names_in(content)
-    tensors = tensors_in(content)
+    said = About(classes=names_in(content))
     if _of_our_student(content):
-        return About(classes=classes)
-    return _of_trainer(content, tensors) or _of_tensors(tensors, About(classes=classes))
+        return said
+    tensors = tensors_in(content)
+    return _of_trainer(content, tensors, said) or _of_tensors(tensors, said)
 
 
 def about(checkpoint: str | None) -> About:
     """What a checkpoint, a file or a folder, says of its model; an empty :class:`About` without one, and of a missing or
     damaged one, which :func:`read_weights` reports.
-
-    Raises:
-        OddValue: a configuration of transformers whose mean or deviation no model has.
     """
     if not checkpoint:
         return About()
     try:
         return describe(weights_file(Path(checkpoint), ""))
-    except OddValue:
-        raise
     except Exception:
         return About()
 
 
-def _of_trainer(content: object, tensors: Mapping[str, Tensor]) -> About | None:
-    """What ``arch`` and ``args`` in a training's checkpoint say of its model; None where they say nothing, or name another
-    model than the tensors are of.
+def _of_trainer(content: object, tensors: Mapping[str, Tensor], said: About) -> About | None:
+    """What a file says, with what ``arch`` and ``args`` in a training's checkpoint say of its model; None where they say
+    nothing, or name another model than the tensors are of.
 
     Args:
         content: of the file.
         tensors: the same, by dotted name.
+        said: without an architecture.
     """
     if not isinstance(content, Mapping):
         return None
+    arguments = {"model": content.get("arch")}
     args = content.get("args")
     if isinstance(args, argparse.Namespace):
         args = vars(args)
-    said = {"model": content.get("arch")}
     if isinstance(args, Mapping):
-        said |= args
-    trained = Trained.said_in(said)
+        arguments |= args
+    trained = Trained.said_in(arguments)
     if trained is None:
         return None
     kwargs = _arguments(trained.model_kwargs)
@@ -226,19 +221,19 @@ def _of_trainer(content: object, tensors: Mapping[str, Tensor]) -> About | None:
         kwargs["global_pool"] = trained.gp
     if not holds(tensors, trained.model, kwargs):
         return None
-    size: Any = trained.img_size or trained.input_size
-    if isinstance(size, list):  # channels, height, width
-        size = size[1:]
-    if size is None:
+    size: Any = trained.img_size
+    if trained.input_size:
+        size = trained.input_size[1:]
+    elif size is None:
         of_timm = recognise(tensors)
         size = None if of_timm is None else of_timm.img_size
-    return About(
+    return replace(
+        said,
         arch=trained.model,
         kwargs=kwargs,
-        img_size=None if size is None else height_width(size),
+        img_size=height_width(size) if size else None,
         mean=trained.mean,
         std=trained.std,
-        classes=_names_in(content),
     )
 
 
@@ -250,56 +245,37 @@ def _of_transformers(config: Mapping[str, Any], file: Path) -> About:
         file: its weights, with ``preprocessor_config.json`` beside them where that was saved.
 
     Raises:
-        OddValue: a mean or a deviation that no model has.
+        UserError: a mean or a deviation that no model has.
     """
-    names = _names_in(config)
-    if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
-        names = []
-    tensors = _shapes_in(file)
+    if file.suffix == ".safetensors":
+        _, tensors = _outline(file)
+    else:
+        tensors = tensors_in(_load_pickle(file))
+    names = names_in(config)
     if not any(foreign_models(tensors)) or config.get("use_swiglu_ffn"):
         return About(builder=TRANSFORMERS, classes=names)
     pixels = Pixels()
     preprocessor = file.with_name("preprocessor_config.json")
     if preprocessor.is_file():
-        pixels = Pixels.of(json_of(text_of(preprocessor)), preprocessor)
+        pixels = Pixels.said_in(json_of(text_of(preprocessor)), preprocessor)
     is_dino = str(config["model_type"]).startswith("dinov2")
-    has_head = "ForImageClassification" in str(config.get("architectures"))
     said = About(
         mean=pixels.image_mean,
         std=pixels.image_std,  # else the architecture's own, as timm says
         classes=names,
-        foreign=True,
-        two_token_head=has_head and is_dino,
+        two_token_head=is_dino and "ForImageClassification" in str(config.get("architectures")),
     )
     return _of_tensors(tensors, said)
 
 
-def _of_safetensors(file: Path) -> About:
-    """What a ``.safetensors`` file says of its model: by the metadata that kd writes, else by its tensors' names."""
-    with safe_open(regular(file), framework="pt") as opened:
-        meta = opened.metadata() or {}
-        said = _from_metadata(meta, file)
-        if is_student(meta):
-            return said
-        tensors = _shapes(opened)
-    return _of_tensors(tensors, said)
-
-
-def _shapes_in(file: Path) -> dict[str, Tensor]:
-    """A file's tensors by dotted name; of a ``.safetensors`` file on the ``meta`` device, without their numbers."""
-    if file.suffix != ".safetensors":
-        return tensors_in(_load_pickle(file))
-    with safe_open(regular(file), framework="pt") as opened:
-        return _shapes(opened)
-
-
-def _shapes(opened: safe_open) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file that is open, on the ``meta`` device."""
+def _outline(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata of a ``.safetensors`` file, and its tensors on the ``meta`` device, without their numbers."""
     tensors = {}
-    for name in opened.keys():  # noqa: SIM118
-        shape = opened.get_slice(name).get_shape()
-        tensors[name] = torch.empty(shape, device="meta")
-    return tensors
+    with safe_open(regular(file), framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            shape = opened.get_slice(name).get_shape()
+            tensors[name] = torch.empty(shape, device="meta")
+        return opened.metadata() or {}, tensors
 
 
 def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
@@ -318,7 +294,6 @@ def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
         img_size=said.img_size or of_timm.img_size,
         foreign=True,
         others=of_timm.others,
-        by_tensors=True,
     )
 
 
@@ -357,7 +332,7 @@ def _from_timm(content: Mapping[str, Any]) -> About:
         img_size=img_size,
         mean=config.get("mean"),
         std=config.get("std"),
-        classes=_names_in({**config, **content}),
+        classes=names_in({**config, **content}),
     )
 
 
@@ -385,38 +360,31 @@ def _why(error: Exception) -> str:
     return f" ({type(error).__name__}: {first_line(error)[:160]})"
 
 
-def _names_in(content: object) -> list[str]:
+def names_in(content: object) -> list[str]:
     """Class names beside the weights, by class id: from a list, or a dict by or to the class id, below one of :data:`NAMES`
-    at the top, in ``meta`` or in ``hyper_parameters``; [] without.
+    at the top, in ``meta`` or in ``hyper_parameters``; [] without, and for transformers' ``LABEL_0`` and the like.
     """
     if not isinstance(content, Mapping):
         return []
-    places = [content, content.get("meta"), content.get("hyper_parameters")]
-    for place in places:
+    for place in (content, content.get("meta"), content.get("hyper_parameters")):
         if not isinstance(place, Mapping):
             continue
         for key in NAMES:
             names = _name_list(place.get(key))
             if names:
-                return names
+                return [] if names == [f"LABEL_{i}" for i in range(len(names))] else names
     return []
 
 
 def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
-    if isinstance(value, Mapping):
-        are_numbers_by_name = all(type(number) is int for number in value.values())
-        are_names_by_number = all(str(key).isdecimal() for key in value)
-        if are_numbers_by_name:
-            value = sorted(value, key=value.__getitem__)
-        elif are_names_by_number:
-            numbers = sorted(value, key=int)
-            value = [value[number] for number in numbers]
-    if not isinstance(value, (list, tuple)):
-        return []
-    if not all(isinstance(name, str) for name in value):
-        return []
-    return list(value)
+    if isinstance(value, Mapping) and all(type(number) is int for number in value.values()):
+        value = sorted(value, key=value.__getitem__)
+    elif isinstance(value, Mapping) and all(str(key).isdecimal() for key in value):
+        value = [value[number] for number in sorted(value, key=int)]
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return list(value)
+    return []
 
 
 def read_names(file: Path, key: str) -> list[str]:
@@ -431,19 +399,16 @@ def read_names(file: Path, key: str) -> list[str]:
     """
     try:
         text = text_of(file)
-        if file.suffix == ".json":
-            lines = json_of(text)
-        else:
-            lines = [line.strip() for line in text.splitlines()]
+        lines = json_of(text) if file.suffix == ".json" else text.splitlines()
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key}: {file} can't be read as a list of names ({type(error).__name__})"
-        ) from error
+        reason = type(error).__name__
+        raise UserError(f"{key}: {file} can't be read as a list of names ({reason})") from error
     if not isinstance(lines, list):
         raise UserError(f"{key}: {file} holds no JSON list of names")
-    names = [str(name) for name in lines if str(name)]
+    stripped = [str(name).strip() for name in lines]
+    names = [name for name in stripped if name]
     if not names:
         raise UserError(f"{key}: {file} holds no names")
     return names

@@ -23,7 +23,7 @@ from kd.models import (
     count_parameters,
     preprocess_for,
 )
-from kd.models.build import AUTO, PATCHES, hidden_pixels
+from kd.models.build import AUTO, PATCHES
 from kd.models.hub import is_downloadable
 from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
@@ -85,10 +85,8 @@ def assemble(
     if not student.head:  # then a teacher's classifier is of no use either
         teacher = teacher and replace(teacher, head=False)
         teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
-    build_all = partial(build_teachers, teacher, teachers or {}, data.classes, task.dense)
-    found = built
+    found = built or build_teachers(teacher, teachers or {}, data.classes, task.dense)
     if student.arch == AUTO:
-        found = found or build_all()
         student = _relative_student(student, found)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
@@ -99,10 +97,8 @@ def assemble(
         classes=classes,
         dense=task.dense,
     )
-    model = build(own_patches(student))
-    found = found or build_all()
-    _report_larger(student, model, found)
-    begun = choose_start(student, model, found, build)
+    begun = choose_start(student, found, build)
+    _report_larger(student, begun.model, found)
     if begun.start == "scratch" and not student.inherit and found is not None and found.stored:
         say(
             f"model.student: begins with random weights, as stored answers have no layers; {A_START} gives it a start"
@@ -136,13 +132,10 @@ def _check_parts(
 def _report_larger(student: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> None:
     """Reports a student that has more parameters, by 5 % and more, than each of its teachers of a known size."""
     members = {} if teacher is None else teacher.members
-    sizes = {}
-    for member in members.values():
-        if not member.closed:
-            sizes[member.arch] = count_parameters(member.model)
+    sizes = {m.arch: count_parameters(m.model) for m in members.values() if not m.closed}
     own = count_parameters(model)
-    if sizes and own > 1.05 * max(sizes.values()):
-        largest = max(sizes, key=lambda arch: sizes[arch])
+    largest = max(sizes, key=lambda arch: sizes[arch], default="")
+    if largest and own > 1.05 * sizes[largest]:
         say(
             f"model.student: {student.arch} has {own / 1e6:.1f} M parameters, more than its teacher {largest} "
             f"({sizes[largest] / 1e6:.1f} M); model.student.arch=NAME takes a smaller one"
@@ -152,7 +145,7 @@ def _report_larger(student: StudentSpec, model: nn.Module, teacher: RunTeacher |
 def _prepared(student: StudentSpec, begun: "Begun") -> Preprocess:
     """The input of a student that was built, whose model keeps fewer activations where that is set.
 
-    What it does not see of its pictures, and an input that its weights were not trained with, are reported.
+    An input that its weights were not trained with is reported.
 
     Args:
         student: its complete settings.
@@ -162,8 +155,6 @@ def _prepared(student: StudentSpec, begun: "Begun") -> Preprocess:
         UserError: a backbone that would be frozen with random weights.
     """
     model = begun.model
-    if unseen := hidden_pixels(model):
-        say(f"model.student: {begun.spec.arch}: {unseen}")
     prepare = preprocess_for(
         model, img_size=student.img_size, channels_last=False, mean=student.mean, std=student.std
     )
@@ -224,28 +215,25 @@ class Begun:
 
 
 def choose_start(
-    asked: StudentSpec,
-    model: nn.Module,
-    teacher: RunTeacher | None,
-    build: Callable[[StudentSpec], nn.Module],
+    asked: StudentSpec, teacher: RunTeacher | None, build: Callable[[StudentSpec], nn.Module]
 ) -> Begun:
     """The one place that decides where a student's first weights come from, and what ``patch_size: auto`` means.
 
     Args:
         asked: the student's settings, perhaps with ``patch_size: auto``.
-        model: the student's, built with its :func:`own_patches`.
         teacher: the run's, or None.
-        build: makes a model of other settings; called where the student gets its teacher's patches.
+        build: makes the model of settings; called twice where the student gets its teacher's patches.
     """
-    spec = own_patches(asked)
+    spec = _own_patches(asked)
+    model = build(spec)
     start, note, parent = _start(spec, model, teacher)
-    if start != "inherited" or teacher is None:
-        return Begun(spec, model, start, note, parent)
-    is_auto = spec is not asked
-    inheriting_spec, note = _patches_of(teacher.members[parent], spec, model, is_auto)
-    if inheriting_spec is not spec:
-        model = build(inheriting_spec)
-    return Begun(inheriting_spec, model, start, note, parent)
+    if start == "inherited" and teacher is not None:
+        is_auto = spec is not asked
+        inheriting_spec, note = _patches_of(teacher.members[parent], spec, model, is_auto)
+        if inheriting_spec is not spec:
+            spec = inheriting_spec
+            model = build(spec)
+    return Begun(spec, model, start, note, parent)
 
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
@@ -257,38 +245,34 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
     Raises:
         UserError: ``inherit=true`` beside other weights, without a teacher, or with layers that do not fit.
     """
-    start = "scratch"
-    if spec.pretrained or spec.checkpoint:
-        start = "pre-trained"
+    start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
     if spec.inherit is True and start == "pre-trained":
         given = "checkpoint" if spec.checkpoint else "pretrained"
         raise UserError(
             f"model.student.inherit: true would overwrite the weights of model.student.{given}; "
             f"give one of them (inherit=auto takes {given}'s)"
         )
-    if not spec.inherit or (spec.inherit == "auto" and (teacher is None or start == "pre-trained")):
+    is_auto = spec.inherit == "auto"
+    if not spec.inherit or (is_auto and (teacher is None or start == "pre-trained")):
         return start, "", ALL
-    members = {}
-    if teacher is not None:
-        members = dict(teacher.members)
-    if spec.inherit == "auto" and len(members) > 1:
-        return (
-            start,
-            "there are several: model.student.inherit=true takes the first whose layers fit",
-            ALL,
-        )
-    problems = {name: not_inheritable(model, member) for name, member in members.items()}
-    parent = next((name for name, problem in problems.items() if not problem), None)
-    if parent is not None:
-        return "inherited", "", parent
-    problem = next(iter(problems.values()), "needs a model.teacher")
+    members = {} if teacher is None else dict(teacher.members)
+    if is_auto and len(members) > 1:
+        note = "there are several: model.student.inherit=true takes the first whose layers fit"
+        return start, note, ALL
+    problems = []
+    for name, member in members.items():
+        problem = not_inheritable(model, member)
+        if not problem:
+            return "inherited", "", name
+        problems.append(problem)
+    problem, *_ = problems or ["needs a model.teacher"]
     if members:
         with suppress(ValueError):
             _relative_kwargs(next(iter(members.values())))
             problem += (
                 f"; model.student.arch={AUTO} is a smaller relative of the teacher, which can"
             )
-    if spec.inherit == "auto":
+    if is_auto:
         return start, problem, ALL
     without = ""
     if teacher is not None:
@@ -364,7 +348,7 @@ def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:
     return {**parent.spec.kwargs, **relative_of(parent.model)}
 
 
-def own_patches(spec: StudentSpec) -> StudentSpec:
+def _own_patches(spec: StudentSpec) -> StudentSpec:
     """The settings without ``patch_size: auto``, the same object where it is not given; a checkpoint keeps its own."""
     if spec.kwargs.get(PATCHES) != AUTO:
         return spec
@@ -398,19 +382,14 @@ def _patches_of(
         with_side = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
         return with_side, f"has patches of {side} pixels, as many as its teacher ({key})"
     if side is not None:
-        return (
-            spec,
-            f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer",
-        )
-    patches: list[Any] = []
-    for each in (model, parent.model):
-        patches.append(getattr(backbone_of(each), "patch_embed", None))
-    if not auto or None in patches:  # or of CNNs
-        return spec, ""
-    of_student, of_teacher = (embed.num_patches for embed in patches)
-    if of_student >= of_teacher:
-        return spec, ""
-    return spec, f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
+        note = f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer"
+        return spec, note
+    embeds = [getattr(backbone_of(each), "patch_embed", None) for each in (model, parent.model)]
+    of_student, of_teacher = [getattr(embed, "num_patches", 0) for embed in embeds]  # 0: a CNN's
+    if auto and 0 < of_student < of_teacher:
+        note = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
+        return spec, note
+    return spec, ""
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:

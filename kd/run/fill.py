@@ -80,11 +80,9 @@ class Fill(LightningModule):
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
         batches = self.pictures.fill_batches(self.view, self._present, rank, ranks)
-        views = self.views
-        number = self.view + 1
         pictures = sum(map(len, batches)) * ranks
-        hidden = not self.trainer.is_global_zero
-        self._bar = bar(label=f"view {number}/{views}", total=pictures, disable=hidden)
+        label = f"view {self.view + 1}/{self.views}"
+        self._bar = bar(label=label, total=pictures, disable=not self.trainer.is_global_zero)
         return self.pictures.fill_dataloader(batches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
@@ -98,12 +96,10 @@ class Fill(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Computes and stores the answers to one batch, and advances the bar by the pictures of all processes."""
-        ranks = self.trainer.world_size
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
             cache.answer(batch, self.wanted, name)
-        pictures = len(batch["index"])
-        self._bar.update(pictures * ranks)
+        self._bar.update(len(batch["index"]) * self.trainer.world_size)
 
     def on_validation_end(self) -> None:
         """Closes the progress bar."""
@@ -151,13 +147,10 @@ def fill(
         computed = int(total(trainer.strategy, cache.computed))
         if trainer.is_global_zero:
             _say(name, cache, computed, seconds)
+            if out is None:
+                print(f"       use them with {cache.live.key}.cache=on (or only)", flush=True)
     if trainer.is_global_zero and out:
         _publish(module, data, out)
-    elif trainer.is_global_zero:
-        key = "model.teachers.NAME"
-        if len(module.caches) == 1:
-            key = next(iter(module.caches.values())).live.key
-        print(f"       use them with {key}.cache=on (or only)", flush=True)
 
 
 def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
@@ -184,8 +177,9 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
         computed: answers, by all processes together.
         seconds: for all views, of all teachers.
     """
+    of_teacher = f" of {name}" if name else ""
     print(
-        f"cache{f' of {name}' if name else ''}: {computed} answers computed in {seconds:.0f} s "
+        f"cache{of_teacher}: {computed} answers computed in {seconds:.0f} s "
         f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "
         f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
     )

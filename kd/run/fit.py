@@ -1,14 +1,13 @@
 """Trains a run; reports in one line how a failed run is resumed."""
 
 import os
-import re
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
-from kd.errors import RunError, UserError, cause_of_kind, reason
+from kd.errors import RunError, UserError, cause_of_kind, plain, reason
 from kd.launch import sagemaker
 from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
@@ -51,48 +50,42 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
     ``say`` is ``print`` on the first process and does nothing on others; all call this, as lists are read together.
     """
     info = run.data.info
+    splits = run.data.splits
     say(f"data: {run.data.source.describe()}", flush=True)
-    bad = run.data.splits.skipped
+    without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
+    labels = "no labels"
+    if info.classes:
+        labels = f"{len(info.classes)} {run.data.source.kind.counted}"
     left_out = ""
-    if bad:
-        examples = "; ".join(bad[:3])
-        if len(bad) > 3:
-            examples += " ..."
-        left_out = f", {len(bad)} damaged left out ({examples})"
-    without = ""
-    if info.unlabeled:
-        without = f" ({info.unlabeled} without a label)"
-    say(
-        f"      {info.train} training{without} and {info.val} validation pictures, "
-        f"{f'{len(info.classes)} {run.data.source.kind.counted}' if info.classes else 'no labels'}"
-        f"{left_out}{said(run.data.splits.left_out)}"
-    )
-    for note in run.data.source.notes:
-        say(f"      {note}")
-    if run.data.splits.holds_out:
-        say(
-            f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)"
-        )
-    shared = run.data.splits.shared
-    if shared:
-        held_out, trained = map(printable, shared[0])
-        of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
-        say(
-            f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}"
-        )
-    note = run.module.task.note_on_labels(info.labels)
-    if note:
-        say(f"      {note}")
-    limits = {
-        name: getattr(run.trainer, name) for name in ("limit_train_batches", "limit_val_batches")
-    }
-    short = [
-        f"trainer.{name}={limit}"
-        for name, limit in limits.items()
-        if limit != 1.0 or isinstance(limit, int)
+    if splits.skipped:
+        examples = "; ".join(splits.skipped[:3])
+        left_out = f", {len(splits.skipped)} damaged left out ({examples})"
+    notes = [
+        f"{info.train} training{without} and {info.val} validation pictures, {labels}{left_out}"
+        f"{said(splits.left_out)}",
+        *run.data.source.notes,
     ]
+    if splits.holds_out:
+        notes.append(
+            f"no validation pictures found: {info.val} training pictures are held out (data.val_fraction)"
+        )
+    if splits.shared:
+        held_out, trained = map(printable, splits.shared[0])
+        same = "" if held_out == trained else f" ({trained})"
+        notes.append(
+            f"warning: {len(splits.shared)} of {info.val} validation pictures are training pictures too, "
+            f"for example {held_out}{same}"
+        )
+    notes.append(run.module.task.note_on_labels(info.labels))
+    short = []
+    for name in ("limit_train_batches", "limit_val_batches"):
+        limit = getattr(run.trainer, name)
+        if limit != 1.0 or isinstance(limit, int):
+            short.append(f"trainer.{name}={limit}")
     if short:
-        say(f"      an epoch is limited: {', '.join(short)}")
+        notes.append(f"an epoch is limited: {', '.join(short)}")
+    for note in filter(None, notes):
+        say(f"      {note}")
 
 
 def _all_done(run: Run) -> str:
@@ -101,10 +94,8 @@ def _all_done(run: Run) -> str:
     Then the run's folder and summary are those of the finished run.
     """
     folder = run.folder.resume
-    if not folder:
-        return ""
     limits = {"epochs": run.trainer.max_epochs, "steps": run.trainer.max_steps}
-    finished = finished_before(folder, limits, run.overrides)
+    finished = finished_before(folder, limits) if folder else None
     if finished is None:
         return ""
     run.folder.path = folder
@@ -149,16 +140,6 @@ def _fit(run: Run, resume_from: Path | None) -> int:
     except Exception as error:
         return _ended_by(run, error, resume_from, say)
     if run.trainer.is_global_zero and run.folder.path is not None:
-        wanted = (
-            run.module.student.is_measured
-            and run.trainer.limit_val_batches
-            and run.trainer.global_step
-        )
-        if wanted and not run.summary.content["student"]["val"]:
-            print(
-                "no validation: the run ended before the first one (trainer.check_val_every_n_epoch)",
-                flush=True,
-            )
         print_summary(run.summary.content, run.folder.path, of_teacher=trains_teacher())
     return 0
 
@@ -185,82 +166,48 @@ def _ended_by(
     known = cause_of_kind(error, RunError)
     if stop is not None:
         kept = stop.checkpoint.is_file()
-        where = "no checkpoint yet"
-        if kept:
-            where = f"checkpoint: {stop.checkpoint}"
+        where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
         whose = "the teacher's training was " if trains_teacher() else ""
         say(f"\nkd-train: {whose}{stop} at step {run.trainer.global_step}; {where}")
-        if (
-            isinstance(stop, RunStopped)
-            and run.trainer.is_global_zero
-            and run.folder.path is not None
-        ):
+        by_rule = isinstance(stop, RunStopped)
+        if by_rule and run.trainer.is_global_zero and run.folder.path is not None:
             print_summary(run.summary.content, run.folder.path)
         if kept and not trains_teacher():  # else the run that needs the teacher says how
             say(f"kd-train: to resume: kd-train resume={run.folder.path}")
-        if isinstance(stop, RunStopped):
-            return 0
-        return _status_of_stop(stop.signal_number)
-    if run.folder.begun:
+        return 0 if by_rule else _status_of_stop(stop.signal_number)
+    if run.folder.begun or known is not None:
         _tell_failure(run, known or error)
-    elif known is not None:
-        print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
-        sagemaker.tell_failure(reason(known))
     elif resume_from:
-        lines = str(error).strip().splitlines() or [""]
-        raise UserError(
-            f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}"
-        ) from error
+        raise UserError(f"resume: {resume_from} can't be loaded: {plain(error)}") from error
+    elif str(error).lstrip().startswith("`"):  # Lightning's, about an argument of its trainer
+        raise UserError(f"trainer: {plain(error)}") from error
     else:
-        raise _named(error, run.config["trainer"]) from error
+        raise error
     return 1
 
 
-def _named(error: Exception, trainer: Container[str]) -> Exception:
-    """A Trainer's error about one of its arguments as a user's error that names ``trainer.KEY``; others as they are.
-
-    ``trainer``: names of the Trainer's settings.
-    """
-    message = str(error)
-    argument = re.match(r"\W*`(?:Trainer\()?(\w+)", message)
-    if argument is None or argument[1] not in trainer:
-        return error
-    line = " ".join(message.split())
-    return UserError(f"trainer.{argument[1]}: {line[:200]}")
-
-
 def _tell_failure(run: Run, error: Exception) -> None:
-    """Reports a failure on standard error, and to SageMaker, with the file of its traceback in the run's folder.
+    """Reports a failure on standard error, and to SageMaker, with the file of its traceback where the folder has begun.
 
     Each rank reports its own: rank 0 may be the one that is gone.
     """
     rank = run.trainer.global_rank
-    who = "kd-train"
-    if rank:
-        who = f"kd-train: rank {rank}"
-    assert run.folder.path is not None, "it has begun"
+    who = f"kd-train: rank {rank}" if rank else "kd-train"
     folder = run.folder.path
     file = f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     sagemaker.tell_failure(reason(error))
+    if folder is None or not run.folder.begun:
+        return
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     if rank == 0 and (folder / "checkpoints" / LAST).is_file() and not trains_teacher():
-        print(
-            f"{who}: to resume from the last checkpoint: kd-train resume={folder}",
-            file=sys.stderr,
-            flush=True,
-        )
+        how = f"kd-train resume={folder}"
+        print(f"{who}: to resume from the last checkpoint: {how}", file=sys.stderr, flush=True)
 
 
 def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
     # launchers that have started each process: then none is Lightning's child
-    others = (
-        "TORCHELASTIC_RUN_ID",
-        "SLURM_PROCID",
-        "OMPI_COMM_WORLD_RANK",
-    )
-    child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(
-        name in os.environ for name in others
-    )
-    return 0 if child else 128 + signal_number
+    others = {"TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
+    is_child = os.environ.get("LOCAL_RANK", "0") != "0" and not others & os.environ.keys()
+    return 0 if is_child else 128 + signal_number

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,19 +22,13 @@ from kd.storage.checkpoints import (
     newest_whole,
     run_folder,
 )
-from kd.storage.elsewhere import mapping_of, text_of, yaml_of
+from kd.storage.elsewhere import mapping_of, text_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk, url_of
 from kd.storage.writing import guard
 
 START = ("model.student.checkpoint", "model.student.pretrained", "model.student.inherit")
 """Settings that say where the student's first weights come from."""
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run's folder holds a checkpoint from which it is resumed; whether it is whole is not checked."""
-    checkpoints = folder / "checkpoints"
-    return any((checkpoints / file).is_file() for file in (LAST, PREVIOUS))
 
 
 @dataclass(frozen=True)
@@ -61,14 +54,15 @@ class Resumed:
         path = Path(name)
         if is_url(name):
             url, slash, file = name.rpartition("/checkpoints/")
-            if slash and file.endswith(".ckpt"):
-                path = fetched_run(url, "resume", together=together) / "checkpoints" / file
-            else:
-                path = fetched_run(name, "resume", together=together)
+            is_file = slash and file.endswith(".ckpt")
+            path = fetched_run(url if is_file else name, "resume", together=together)
+            if is_file:
+                path = path / "checkpoints" / file
         folder = run_folder(_run_of(path))
         if not folder.is_dir():
             raise UserError(f"resume: {folder} not found")
-        if not has_checkpoint(folder):
+        checkpoints = folder / "checkpoints"
+        if not any((checkpoints / file).is_file() for file in (LAST, PREVIOUS)):
             raise UserError(
                 f"resume: {folder} has no checkpoints/{LAST}: it ended before its first one, so start it again"
             )
@@ -155,9 +149,7 @@ def place_of(
     if resumed is None:
         return Place(runs_dir, runs, marker=marker)
     # the job's other processes would meet their own rank 0
-    holder = ""
-    if is_rank_zero():
-        holder = holder_of(resumed.folder)
+    holder = holder_of(resumed.folder) if is_rank_zero() else ""
     if holder:
         raise in_training(resumed.folder, holder)
     return Place(runs_dir, runs, resumed.folder, _checkpoint(resumed.folder), marker)
@@ -174,74 +166,34 @@ class FinishedBefore(NamedTuple):
     """What is reported of it, in a line."""
 
 
-def finished_before(
-    folder: Path, limits: Mapping[str, int | None], command: Sequence[str]
-) -> FinishedBefore | None:
+def finished_before(folder: Path, limits: Mapping[str, int | None]) -> FinishedBefore | None:
     """What a run's own files say of a resumed run that has no step left to make; None where it has one.
 
     Args:
         folder: of the run.
         limits: the trainer's most ``epochs`` and ``steps``; None or -1: no limit.
-        command: words ``KEY=VALUE`` of the command line.
 
     Raises:
-        UserError: fewer epochs than a run has trained that is not done; or the command line asks for more by the limit
-            that is not reached.
+        UserError: fewer epochs than a run has trained that is not done.
     """
     # a run writes a missing or damaged one again
     summary = mapping_of(folder / "summary.json")
     is_done = summary.get("status") == "done" and any(folder.glob("**/student.safetensors"))
     last = folder / "checkpoints" / LAST
-    done = {kind: count for kind in limits if isinstance(count := summary.get(kind), int)}
-    for kind, count in done.items():
-        limit = limits[kind]
-        if limit is None or not 0 < limit <= count:
+    for kind, limit in limits.items():
+        count = summary.get(kind)
+        if limit is None or not isinstance(count, int) or not 0 < limit <= count:
             continue
         # with a damaged one, resuming continues from the checkpoint before, and writes this one anew
         if is_done and not (last.is_file() and damage_of_archive(last)):
-            _check_no_other_limit(limits, kind, done, command)
+            done = f"kd-train: all {count} {kind} of {folder} are done"
             more = f"trainer.max_{kind}={2 * count} trains on"
-            return FinishedBefore(
-                folder, summary, f"kd-train: all {count} {kind} of {folder} are done; {more}"
-            )
+            return FinishedBefore(folder, summary, f"{done}; {more}")
         if kind == "epochs" and limit < count:
             raise UserError(
                 f"trainer.max_epochs: {limit} are fewer than the {count} epochs that {folder} has trained"
             )
     return None
-
-
-def _check_no_other_limit(
-    limits: Mapping[str, int | None],
-    ended_by: str,
-    done: Mapping[str, int],
-    command: Sequence[str],
-) -> None:
-    """Refuses to end at once where the command line asks for more by another limit than the one that is reached.
-
-    Args:
-        limits: by kind, ``epochs`` and ``steps``.
-        ended_by: the kind whose limit is reached.
-        done: how many of each the run has trained.
-        command: words of the command line.
-
-    Raises:
-        UserError: the other limit has no effect; names both, or says that it is reached, too.
-    """
-    typed = {word.partition("=")[0] for word in command}
-    for kind, count in done.items():
-        key = f"trainer.max_{kind}"
-        limit = limits[kind]
-        if kind == ended_by or key not in typed or limit in (None, -1):
-            continue
-        if limit <= count:
-            raise UserError(
-                f"{key}: {limit} has no effect: {count} {kind} are done; a larger one trains on"
-            )
-        reached = f"trainer.max_{ended_by}"
-        raise UserError(
-            f"{key}: {limit} has no effect, as {reached}={limits[ended_by]} is reached: {reached}=-1 lifts it"
-        )
 
 
 def _run_of(path: Path) -> Path:
@@ -323,20 +275,17 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
     Raises:
         UserError: names ``model.ema_decay``, or a setting of :data:`START`.
     """
-    before: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
-        before = yaml_of(text_of(run / "config.yaml"))
-    written = flatten(before) if isinstance(before, dict) else {}
-    if not {"model.ema_decay", "model.student.arch"} <= written.keys():
+    before = flatten(mapping_of(run / "config.yaml"))  # it may be damaged
+    if not {"model.ema_decay", "model.student.arch"} <= before.keys():
         return
     settings = flatten(config)
-    decays = [each["model.ema_decay"] for each in (written, settings)]
+    decays = [each["model.ema_decay"] for each in (before, settings)]
     if None in decays and decays != [None, None]:  # the average is what was validated
         raise UserError(
             f"model.ema_decay: can't be turned on or off in a resumed run ({decays[0]} before), got {decays[1]}"
         )
     for key in START:
-        then = written.get(key)
+        then = before.get(key)
         now = settings[key]
         if then != now and "auto" not in (then, now):
             raise UserError(

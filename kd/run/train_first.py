@@ -6,11 +6,10 @@ import json
 import shutil
 import signal
 from collections.abc import Iterable, Mapping
+from itertools import starmap
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-from safetensors import safe_open
 
 import kd
 from kd.clock import part_of_the_start
@@ -32,8 +31,9 @@ from kd.run.run import Run, settings_of
 from kd.run.trust import Trust
 from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular
+from kd.storage.elsewhere import LARGEST_WEIGHTS, open_regular
 from kd.storage.run_urls import folder_of_recipe
+from kd.storage.student_metadata import student_metadata_in
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder
 
@@ -83,11 +83,21 @@ def train_teacher_first(
         Stopped: as :func:`train_teacher_if_missing`.
     """
     refuse_random_weights(config)
-    teacher = config["model"]["teacher"] or {}
-    recipe = teacher.get("recipe")
-    checkpoint = teacher.get("checkpoint")
+    teacher = config["model"]["teacher"]
+    if not teacher:
+        return {}
+    recipe = teacher["recipe"]
+    checkpoint = teacher["checkpoint"]
     given = checkpoint not in (None, TRAIN)
-    _check_recipe(teacher, given)
+    if teacher["backbone"] and (given or not recipe):
+        why = "model.teacher.checkpoint is given" if given else "there is no model.teacher.recipe"
+        raise UserError(
+            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
+        )
+    if checkpoint == TRAIN and not recipe:
+        raise UserError(
+            "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
+        )
     if not recipe or given or (teacher["pretrained"] and checkpoint != TRAIN):
         return {}
     if source is None:
@@ -97,22 +107,21 @@ def train_teacher_first(
         shipped = shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
-            print(
-                f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)",
-                flush=True,
-            )
+            ships = "ships with kd; model.teacher.checkpoint=train trains one"
+            print(f"teacher: {shipped} ({ships})", flush=True)
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
 
-    items = [*arguments(config, splits_itself=not source.has("val")), *trusted.words]
-    as_its_recipe_says = settings_of(items)
+    words = [f"recipe={recipe}", *ONE_PROCESS, *trusted.words]
+    passed = passed_on(config, splits_itself=not source.has("val"))
+    as_its_recipe_says = settings_of([*words, *starmap(as_word, passed.items())])
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
-        items.append(as_word("model.task", task))
+        passed["model.task"] = task
     batch = config["data"]["batch_size"]
     if isinstance(batch, int) and batch < as_its_recipe_says["data"]["batch_size"]:
-        items.append(f"data.batch_size={batch}")  # little memory: that holds for the teacher too
+        passed["data.batch_size"] = batch  # little memory: that holds for the teacher too
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
-    items += [as_word(f"trainer.{name}", value) for name, value in limits.items()]
+    items = [*words, *starmap(as_word, {**passed, **limits}.items())]
     own = settings_of(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
@@ -123,25 +132,6 @@ def train_teacher_first(
         "model.teacher.backbone": None,  # it has done its part
         "model.teacher.checkpoint_key": None,  # of the backbone's file
     }
-
-
-def _check_recipe(teacher: Mapping[str, Any], given: bool) -> None:
-    """Refuses a teacher that is to be trained without a recipe, and a backbone where none is trained; a UserError.
-
-    Args:
-        teacher: the settings ``model.teacher``.
-        given: whether its checkpoint is a file.
-    """
-    recipe = teacher.get("recipe")
-    if teacher.get("backbone") and (given or not recipe):
-        why = "model.teacher.checkpoint is given" if given else "there is no model.teacher.recipe"
-        raise UserError(
-            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
-        )
-    if teacher.get("checkpoint") == TRAIN and not recipe:
-        raise UserError(
-            "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
-        )
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
@@ -155,19 +145,12 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     file = find("recipes", teacher["recipe"]).with_suffix(".safetensors")
     if not file.is_file():
         return None
-    with safe_open(regular(file), "pt") as opened:
-        made = opened.metadata()
-    wanted = {**teacher["kwargs"], "img_size": teacher["img_size"]}
-    kwargs = {}
-    for key, value in json_of(made["kwargs"]).items():
-        if key != "num_classes":
-            kwargs[key] = value
-    if made["arch"] != teacher["arch"] or kwargs != wanted:
+    made = student_metadata_in(file)
+    wanted = {**teacher["kwargs"], "img_size": teacher["img_size"], "num_classes": made.num_classes}
+    if made.arch != teacher["arch"] or made.kwargs != wanted:
         return None
     source.load("train")  # only then its classes are known
-    if json_of(made["classes"]) == list(source.classes):
-        return file
-    return None
+    return file if made.classes == list(source.classes) else None
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -189,17 +172,14 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
         is_same = said.arch.partition(".")[0] == arch.partition(".")[0]
         if not said.arch or given["builder"] or is_same:
             continue
-        if f"{key}.arch" in typed:
-            if said.foreign:  # timm may have several names for it
-                continue
+        is_typed = f"{key}.arch" in typed
+        if is_typed and not said.foreign:  # else timm may have several names for it
             raise UserError(
                 f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
                 f"another {key}.checkpoint"
             )
-        if said.by_tensors:
-            _, tensors, _ = read_weights(Path(given["checkpoint"]), f"{key}.checkpoint")
-            if holds(tensors, arch, given["kwargs"]):
-                continue
+        if is_typed or (said.foreign and _holds(given, arch, key)):
+            continue
         named = TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"])
         spec = completed(named, key)
         for name in ("arch", "img_size", "kwargs", "mean", "std"):
@@ -208,6 +188,18 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
             if value is not None and not is_typed:
                 replaced[f"{key}.{name}"] = value
     return {**replaced, **_following(config, replaced, typed)}
+
+
+def _holds(teacher: Mapping[str, Any], arch: str, key: str) -> bool:
+    """Whether a teacher's checkpoint has the tensors of the architecture that its settings name.
+
+    Args:
+        teacher: its settings, below ``key``.
+        arch: timm's name, without a prefix.
+        key: for messages.
+    """
+    _, tensors, _ = read_weights(Path(teacher["checkpoint"]), f"{key}.checkpoint")
+    return holds(tensors, arch, teacher["kwargs"])
 
 
 def _following(
@@ -230,14 +222,14 @@ def _following(
     following: dict[str, Any] = {}
     is_written_out = any(student[name] for name in ("checkpoint", "pretrained", "builder"))
     if not is_written_out and not typed & {"model.student.arch", "model.student.kwargs"}:
-        following |= {"model.student.arch": AUTO, "model.student.kwargs": {}}
+        following = {"model.student.arch": AUTO, "model.student.kwargs": {}}
     size = replaced.get(f"{teacher}.img_size")
-    before = teachers[teacher]["img_size"]
-    for key, now in (
-        ("data.img_size", config["data"]["img_size"]),
-        ("model.student.img_size", student["img_size"]),
-    ):
-        if size and now == before and key not in typed:
+    sizes = {
+        "data.img_size": config["data"]["img_size"],
+        "model.student.img_size": student["img_size"],
+    }
+    for key, now in sizes.items():
+        if size and now == teachers[teacher]["img_size"] and key not in typed:
             following[key] = size
     if is_rank_zero() and following:
         words = " ".join(f"{key}={value}" for key, value in following.items())
@@ -264,8 +256,8 @@ ONE_PROCESS = [
 ]
 
 
-def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
-    """The settings, as ``key=value`` items, that a run passes on to the training of its teacher.
+def passed_on(config: dict[str, Any], splits_itself: bool = False) -> dict[str, Any]:
+    """The settings, by key, that a run passes on to the training of its teacher.
 
     :func:`train_teacher_first` may add the task, a smaller batch and a trial's limits. In messages
     ``kd.launch.child.OUTER_KEYS`` turns keys below ``model.student`` back into the run's own: one that is added here is
@@ -284,15 +276,10 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     if splits_itself:
         passed["seed"] = config["seed"]
     if teacher["backbone"]:
-        passed |= {
-            "model.student.checkpoint": teacher["backbone"],
-            "model.student.checkpoint_key": teacher["checkpoint_key"],
-            "model.student.pretrained": False,
-        }
-    items = [f"recipe={teacher['recipe']}"]
-    for key, value in passed.items():
-        items.append(as_word(key, value))
-    return [*items, *ONE_PROCESS]
+        passed["model.student.checkpoint"] = teacher["backbone"]
+        passed["model.student.checkpoint_key"] = teacher["checkpoint_key"]
+        passed["model.student.pretrained"] = False
+    return passed
 
 
 def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,15 +293,15 @@ def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict
         teacher: those of the teacher's own training, without limits.
 
     Returns:
-        Settings of the teacher's trainer, by name; empty for a run without limits.
+        Settings of the teacher's trainer, by key; empty for a run without limits.
     """
     limits = {}
     for name in LIMITS:
         if repr(trainer[name]) not in NO_LIMIT:
-            limits[name] = trainer[name]
-    if limits.keys() & {"limit_train_batches", "overfit_batches"}:
+            limits[f"trainer.{name}"] = trainer[name]
+    if limits.keys() & {"trainer.limit_train_batches", "trainer.overfit_batches"}:
         epochs = [trainer["max_epochs"] or -1, teacher["max_epochs"] or -1]
-        limits["max_epochs"] = min((n for n in epochs if n > 0), default=1)
+        limits["trainer.max_epochs"] = min((n for n in epochs if n > 0), default=1)
     return limits
 
 
@@ -332,10 +319,7 @@ def key_of(config: dict[str, Any], source: Source) -> str:
     import torch
     import torchvision
 
-    settings = {}
-    for k, v in config.items():
-        if k not in ("runs_dir", "resume", "recipe"):
-            settings[k] = v
+    settings = {k: v for k, v in config.items() if k not in ("runs_dir", "resume", "recipe")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for split in ("train", "val"):
         if split == "train" or source.has(split):
@@ -374,38 +358,25 @@ def trained_teacher(
         # a training process holds it too: that of a process that was killed may still be saving
         fcntl.flock(lock, fcntl.LOCK_EX)
         part = home / f"{name}-{key}.part"
-        if (final / "student.safetensors").is_file():
-            _keep_what_later_runs_need(final, part)
-            if say:
-                print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
-            return final
-        with part_of_the_start("training of the teacher"):
-            words = _begin(items, part, name, limits)
-            step = "the teacher's present step"
-            popen = {"pass_fds": (lock.fileno(),), "env": {TRAINS_TEACHER: "1"}}
-            status = run_to_end(words, step, popen)
-        if status != 0:
-            raise UserError(
-                f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
-            )
-        shutil.rmtree(final, ignore_errors=True)
-        run = folder_of_recipe(part, name) / "000"
-        run.rename(final)
-        _keep_what_later_runs_need(final, part)
+        done = f"teacher: {final} (trained earlier by recipe={name})"
+        if not (final / "student.safetensors").is_file():
+            with part_of_the_start("training of the teacher"):
+                words = _begin(items, part, name, limits)
+                popen = {"pass_fds": (lock.fileno(),), "env": {TRAINS_TEACHER: "1"}}
+                status = run_to_end(words, "the teacher's present step", popen)
+            if status != 0:
+                raise UserError(
+                    f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
+                )
+            shutil.rmtree(final, ignore_errors=True)
+            (folder_of_recipe(part, name) / "000").rename(final)
+            done = "the teacher is ready; now the student"
+        # its checkpoints, seven times its size, and what is left of its training
+        for folder in (final / "checkpoints", part):
+            shutil.rmtree(folder, ignore_errors=True)
         if say:
-            print("the teacher is ready; now the student", flush=True)
+            print(done, flush=True)
     return final
-
-
-def _keep_what_later_runs_need(final: Path, part: Path) -> None:
-    """Deletes the checkpoints of a trained teacher, seven times its size, and what is left of its training.
-
-    Args:
-        final: the teacher's folder, finished.
-        part: folder that it was trained in.
-    """
-    for folder in (final / "checkpoints", part):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -> list[str]:
@@ -415,7 +386,7 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
         items: words of the command line.
         part: folder of the unfinished training.
         name: of the teacher's recipe.
-        limits: ``trainer`` keys that make it as short as this run.
+        limits: settings that make it as short as this run.
     """
     run = folder_of_recipe(part, name) / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
@@ -423,12 +394,10 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
         return [f"resume={run}"]
     kept = "kept for later runs"
     if limits:
-        words = ", ".join(f"trainer.{key}={value}" for key, value in limits.items())
+        words = ", ".join(f"{key}={value}" for key, value in limits.items())
         kept = f"as short as this run: {words}; kept for runs with the same limits"
-    print(
-        f"teacher: no checkpoint given, so recipe={name} trains one first ({kept})",
-        flush=True,
-    )
+    started = f"teacher: no checkpoint given, so recipe={name} trains one first ({kept})"
+    print(started, flush=True)
     shutil.rmtree(part, ignore_errors=True)
     return [*items, f"runs_dir={part}"]
 

@@ -21,7 +21,7 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
 from kd.config.trees import flatten
-from kd.errors import UserError, raised_from
+from kd.errors import UserError, plain
 from kd.fit_to_machine.precision import choose_kernels
 from kd.launch.child import trains_teacher
 from kd.launch.cluster import is_rank_zero
@@ -46,7 +46,8 @@ def make_trainer(run: Run) -> Trainer:
             rank watch.
 
     Raises:
-        UserError: a monitored metric that the run does not have, or what Lightning has against the settings.
+        UserError: a monitored metric that the run does not have, another number of processes than the launcher has
+            started, fp16 on a CPU, or what Lightning has against the settings.
     """
     plugins = _as_list(run.trainer_arguments["plugins"])
     best = _best(run)
@@ -61,9 +62,14 @@ def make_trainer(run: Run) -> Trainer:
     except UserError:
         raise
     except Exception as error:  # all that Lightning and its packages have against the settings
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"trainer: {text}{raised_from(error, text)}") from error
-    _check_trainer(run, trainer, plugins)
+        raise UserError(f"trainer: {plain(error)}") from error
+    if not _has_environment(plugins):
+        check_processes(trainer)
+    precision = str(run.config["trainer"]["precision"])
+    if precision in ("16", "16-mixed") and trainer.strategy.root_device.type == "cpu":
+        raise UserError(
+            f"trainer.precision: {precision} needs a GPU, a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
+        )
     models = [run.module.student.model]
     if run.module.teacher:
         models.append(run.module.teacher.model)
@@ -100,10 +106,7 @@ def _best(run: Run) -> Best:
             "metric; the last epoch is exported"
         )
     if monitor not in known:
-        probe = " (those of data.probe.root=DIR with it)" if task.answers == "features" else ""
-        raise UserError(
-            f"checkpoint.monitor: must be one of {', '.join(known)}{probe}, got '{monitor}'"
-        )
+        raise UserError(f"checkpoint.monitor: must be one of {', '.join(known)}, got '{monitor}'")
     usual = "min" if less_is_better(monitor) else "max"
     mode = settings["mode"] or usual
     if mode != usual and type(task).__module__.startswith("kd."):
@@ -120,12 +123,8 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     """
     config = run.config
     runs = folder_of_recipe(config["runs_dir"], config["recipe"])
-    resumed_run = None
-    if config["resume"]:
-        resumed_run = Path(config["resume"])
-    checkpoints = None
-    if resumed_run:
-        checkpoints = resumed_run.resolve() / "checkpoints"
+    resumed_run = Path(config["resume"]) if config["resume"] else None
+    checkpoints = resumed_run.resolve() / "checkpoints" if resumed_run else None
     settings = config["checkpoint"]
     last = LastCheckpoint(checkpoints, settings["every_n_steps"], settings["every_n_minutes"])
     text = run.as_yaml()
@@ -152,33 +151,9 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         last,
     ]
     if config["trainer"]["enable_progress_bar"] is not False:
-        callbacks.append(
-            Progress(
-                monitor.phases.so_far if run.monitor.enabled else None,
-                "teacher: " * trains_teacher(),
-            )
-        )
+        phases = monitor.phases.so_far if run.monitor.enabled else None
+        callbacks.append(Progress(phases, "teacher: " * trains_teacher()))
     return callbacks
-
-
-def _check_trainer(run: Run, trainer: Trainer, plugins: list[object]) -> None:
-    """Checks of the Trainer: as many processes as the launcher has started, and no fp16 on a CPU.
-
-    Args:
-        run: has the settings.
-        trainer: built from them.
-        plugins: the user's; a cluster's environment among them says itself how many processes there are.
-
-    Raises:
-        UserError: names the setting.
-    """
-    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        check_processes(trainer)
-    precision = str(run.config["trainer"]["precision"])
-    on_cpu = trainer.strategy.root_device.type == "cpu"
-    if on_cpu and precision in ("16", "16-mixed"):
-        instead = "a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
-        raise UserError(f"trainer.precision: {precision} needs a GPU, {instead}")
 
 
 def _as_list(value: object) -> list[object]:
@@ -195,7 +170,12 @@ def _with_environment(plugins: list[object]) -> list[object]:
     Without it Lightning would take SLURM's or Kubernetes' variables for those of a launcher that has started each process.
     """
     existing = started()
-    alone = existing is None or existing.by in ("mpirun", "another program")
-    if alone and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+    is_alone = existing is None or existing.by in ("mpirun", "another program")
+    if is_alone and not _has_environment(plugins):
         return [*plugins, LightningEnvironment()]
     return plugins
+
+
+def _has_environment(plugins: list[object]) -> bool:
+    """Whether a cluster's environment of the user's own is among the plugins: it says how many processes there are."""
+    return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)

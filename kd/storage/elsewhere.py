@@ -298,9 +298,10 @@ def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") ->
 
 
 def mapping_of(file: Path) -> Json:
-    """What a JSON file maps; empty for a file that is missing, damaged or holds something else."""
+    """What a JSON or YAML file maps; empty for a file that is missing, damaged or holds something else."""
     try:
-        content = json_of(text_of(file))
+        read = yaml_of if file.suffix == ".yaml" else json_of
+        content = read(text_of(file))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

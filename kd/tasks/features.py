@@ -42,14 +42,10 @@ def knn_accuracy(
     Returns:
         In 0..1.
 
-    Raises:
-        ValueError: sizes that do not fit each other, an empty bank, or no features.
-
     >>> bank, names = torch.tensor([[1.0, 0], [2, 0.1], [0, 1]]), torch.tensor([0, 0, 1])
     >>> knn_accuracy(bank, names, torch.tensor([[5.0, 1], [1, 5]]), torch.tensor([0, 1]), k=2)
     1.0
     """
-    _check(bank, bank_labels, features, labels)
     keys_MD = F.normalize(bank.float(), dim=1)
     neighbours = min(k, len(bank))
     classes = int(bank_labels.max()) + 1
@@ -272,11 +268,7 @@ def ridge_outcomes(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
         bank_labels: ``(M,)``.
         features: ``(N, D)``.
         labels: ``(N,)``.
-
-    Raises:
-        ValueError: sizes that do not fit each other, an empty bank, or no features.
     """
-    _check(bank, bank_labels, features, labels)
     classes = int(bank_labels.max()) + 1
     weight, bias, _ = ridge_classifier(bank, bank_labels, classes)
     answers = []
@@ -331,20 +323,3 @@ def rank_of_gram(gram: Tensor) -> float:
     p = singular_values / total + 1e-7
     entropy = -(p * p.log()).sum()
     return float(entropy.exp())
-
-
-def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> None:
-    """Raises a ValueError for sizes that do not fit each other, an empty bank, or no features.
-
-    Arguments as of :func:`ridge_accuracy`.
-    """
-    for name, x, ids in (("bank", bank, bank_labels), ("features", features, labels)):
-        if x.ndim != 2 or not len(x) or ids.shape != x.shape[:1]:
-            raise ValueError(
-                f"{name} must be (N, D) with N >= 1 and a label each, got {tuple(x.shape)} with labels "
-                f"{tuple(ids.shape)}"
-            )
-    if bank.shape[1] != features.shape[1]:
-        raise ValueError(
-            f"bank and features must have one width, got {bank.shape[1]} and {features.shape[1]}"
-        )

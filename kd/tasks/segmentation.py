@@ -1,11 +1,11 @@
 """Semantic segmentation: a class for every pixel."""
 
 from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from kd.errors import REFUSED_LOSSES
@@ -274,13 +274,11 @@ def colours(classes: int) -> np.ndarray:
     """
     golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
     brightness = (255, 190, 140)
-    ids = np.arange(classes)
-    hues = np.round(255 * (ids * golden_ratio % 1))
-    values = np.resize(brightness, classes)
-    hsv = np.stack([hues, np.full(classes, 200), values], 1).astype(np.uint8)
-    pixels = Image.fromarray(hsv[:, None], "HSV").convert("RGB")
     palette = np.zeros((max(256, classes + 1), 3), np.uint8)
-    palette[:classes] = np.array(pixels)[:, 0]
+    for class_id in range(classes):
+        hue = class_id * golden_ratio % 1
+        shares = hsv_to_rgb(hue, 200 / 255, brightness[class_id % 3] / 255)
+        palette[class_id] = [round(255 * share) for share in shares]
     return palette
 
 

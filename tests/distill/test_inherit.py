@@ -259,12 +259,6 @@ def test_auto_is_the_students_alone_and_is_told_where_it_can_do_nothing(tmp_path
         build_model(StudentSpec(ARCH, 64, kwargs={"patch_size": "auto"}), 4, "model.student")
 
 
-def test_pixels_that_no_patch_sees_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec(ARCH, 36, kwargs=TINY))
-    told = "pictures of 36x36 are no multiple of its patches of 8x8 pixels: it sees 32x32 of them"
-    assert capsys.readouterr().out == f"model.student: {ARCH}: {told}\n"
-
-
 def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> None:
     """Features beside answers: drawn projections would spoil what was inherited. A copy has its teacher's features."""
     losses = {"summary": "prelogits", "patches": "maps", "middle": "maps@1/2"}

@@ -327,7 +327,7 @@ def test_a_probe_that_can_not_be(
         (
             "tiny.yaml",
             ["checkpoint.monitor=val/knn1"],
-            "(those of data.probe.root=DIR with it), got 'val/knn1'",
+            "checkpoint.monitor: must be one of val/feature_loss",
         ),
         (
             recipe,

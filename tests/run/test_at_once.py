@@ -159,8 +159,6 @@ PICTURES = [
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=Zzz"],
      "model.distill_losses.gap: no class 'Zzz' (ours: ATLoss, BinaryKDLoss, CKALoss, ...; kd-train --list classes; "
      "others by their class path)"),
-    (["train", "resume={run}", "trainer.max_epochs=1", "trainer.max_steps=1"],
-     "trainer.max_steps: 1 has no effect: 6 steps are done; a larger one trains on"),
     (["train", "resume={stopped}", "trainer.max_epochs=2"],
      "trainer.max_epochs: 2 are fewer than the 3 epochs that {stopped} has trained"),
     (["eval", "{run}/.."], "is no finished run: it has no config.yaml; the latest finished run in it is "),

@@ -89,16 +89,6 @@ def test_rank_me_is_the_entropy_of_singular_values(shape: tuple[int, int]) -> No
     assert np.isnan(rank_of_gram(torch.full((3, 3), torch.nan)))
 
 
-def test_sizes_that_do_not_fit_are_named() -> None:
-    x, y = clusters(6, 0)
-    with pytest.raises(
-        ValueError, match=r"bank must be \(N, D\) with N >= 1 and a label each, got \(0, 12\)"
-    ):
-        knn_accuracy(x[:0], y[:0], x, y)
-    with pytest.raises(ValueError, match="one width, got 12 and 5"):
-        ridge_accuracy(x, y, x[:, :5], y)
-
-
 def test_a_classifier_to_start_from_is_the_ridge_one_at_the_scale_that_cross_entropy_wants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
 from kd.models.segmenter import DenseModel, backbone_of
-from kd.run.assemble import Begun, choose_start, not_inheritable, own_patches
+from kd.run.assemble import Begun, choose_start, not_inheritable
 from kd.teachers import FrozenTeacher, RunTeacher
 
 SAME = ("arch", "img_size", "kwargs")
@@ -234,7 +234,7 @@ def _begin_without_values(spec: StudentSpec, student: Student, teacher: RunTeach
         with torch.device("meta"):
             return drawing(wanted, student)()
 
-    return choose_start(spec, build(own_patches(spec)), teacher, build)
+    return choose_start(spec, teacher, build)
 
 
 def _shapes(model: nn.Module) -> tuple[object, ...]:
