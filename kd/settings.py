@@ -136,7 +136,7 @@ class ModelSettings(Checked):
     """Likewise."""
 
     builder: Annotated[Any, AnyClass("builder")] | None = None
-    """Makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
+    """Makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for a teacher of transformers
     ``kd.models.hugging_face.HuggingFaceBuilder``), in place of ``arch`` and ``kwargs``.
     """
 

@@ -108,7 +108,7 @@ _FEW = "Annotated[int, Range('<= 1000')]"
 _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
-    "kd.models.hugging_face.HuggingFaceBuilder": "path: str | None, config: dict",
+    "kd.models.hugging_face.HuggingFaceBuilder": "path: str",
     "kd.strategies.ddp.DDP": "backend: str | None, "
     f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",
     "kd.strategies.ddp.SMDDPStrategy": _TORCH_DDP,

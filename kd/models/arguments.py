@@ -150,13 +150,10 @@ def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """The numbers in nested lists and dicts, and the repeats in text such as ``ir_r2_k3`` (2)."""
+    """The numbers in nested lists and dicts."""
     if isinstance(value, Mapping):
         value = list(value.values())
-    if isinstance(value, str):
-        for digits in re.findall(r"(?<=_r)\d+", value):
-            yield int(digits[:9])
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         for inner in value:
             yield from _numbers(inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -50,10 +50,14 @@ def build_model(
 
     Raises:
         UserError: an unknown architecture, an unusable argument, too little memory, weights that can't be had or do not
-            fit, or as of :func:`_built`.
+            fit, a dense model of a builder, or as of :func:`_built`.
     """
+    if spec.builder is not None and dense:
+        raise UserError(
+            f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
+        )
     if spec.builder is not None:
-        model = _built(spec, spec.builder, num_classes, key, head, dense)
+        model = _built(spec, spec.builder, num_classes, key, head)
     else:
         check_arch(spec.arch, key)
         if head and not dense:
@@ -73,9 +77,7 @@ def build_model(
     return model
 
 
-def _built(
-    spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
-) -> nn.Module:
+def _built(spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool) -> nn.Module:
     """A model of the user's builder; of weights with other classes than the data's the classifier is made anew, and
     reported.
 
@@ -85,16 +87,11 @@ def _built(
         num_classes: of the data; 0: none.
         key: of the settings, for messages.
         head: whether the weights' own classifier is needed, a teacher's; then other classes are an error.
-        dense: whether its logits are maps, which no builder can make.
 
     Raises:
-        UserError: a dense model, with ``head`` other classes, a student's builder that no file can hold, or as of
+        UserError: with ``head`` other classes, a student's builder that no file can hold, or as of
             :func:`build_own`.
     """
-    if dense:
-        raise UserError(
-            f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
-        )
     try:
         count = getattr(builder, "num_classes", None)  # of the weights
     except UserError as error:
@@ -108,7 +105,12 @@ def _built(
         if head:
             raise UserError(f"{key}.builder: {reason}{hint}")
         say(f"{key}: {reason}: its backbone is taken, the classifier is new")
-    if isinstance(spec, StudentSpec) and not remade(builder):
+    is_student = isinstance(spec, StudentSpec)
+    if is_student and getattr(builder, "teaches_alone", False):
+        raise UserError(
+            f"{key}.builder: {name_of(builder)} teaches alone; a student is a model of timm's or of a builder of your own"
+        )
+    if is_student and not remade(builder):
         raise UserError(
             f"{key}.builder: {name_of(builder)} has attributes that the student's file can't hold; "
             "it must keep its arguments alone, as numbers, texts, lists or mappings, under their own names"
@@ -160,10 +162,6 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     """
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
-    if kwargs.get(PATCHES) == AUTO:
-        raise UserError(
-            f"{key}.kwargs.{PATCHES}: {AUTO} is for model.student alone, as it means its teacher's"
-        )
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint

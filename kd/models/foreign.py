@@ -90,8 +90,13 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
             name = key.removeprefix(outer)
         else:
             continue
+        for old, new in NAMES[library]:
+            renamed = re.sub(rf"^{old}", new, name)
+            if renamed != name:
+                name = renamed
+                break
         if not UNUSED.match(name):
-            named[_timm_name(name, library)] = value
+            named[name] = value
     # queries, keys and values, each (D, D), in one layer (3 D, D)
     for query in [name for name in named if ".attn.q." in name]:
         names = [query.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
@@ -99,15 +104,6 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
             of_layer = [named.pop(name) for name in names]
             named[query.replace(".attn.q.", ".attn.qkv.")] = torch.cat(of_layer)
     return named
-
-
-def _timm_name(name: str, library: str) -> str:
-    """A tensor's name by the first rule of the library that matches; else as it is."""
-    for old, new in NAMES[library]:
-        renamed, count = re.subn(rf"^{old}", new, name)
-        if count:
-            return renamed
-    return name
 
 
 STRICT = ConfigDict(strict=True, protected_namespaces=())

@@ -5,9 +5,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from kd.errors import UserError
 from kd.storage.hub import REMEDIES, why_unreachable
-
-FILES = ("model.safetensors", "pytorch_model.bin")
-"""Names of a repository's files of weights, of which timm takes the first that is there."""
+from kd.storage.weights_files import TIMM_FILES
 
 
 def check_downloadable(arch: str, key: str) -> None:
@@ -29,7 +27,7 @@ def check_downloadable(arch: str, key: str) -> None:
     if config is None or not config.hf_hub_id:
         return
     repository = config.hf_hub_id
-    for file in [config.hf_hub_filename] if config.hf_hub_filename else FILES:
+    for file in [config.hf_hub_filename] if config.hf_hub_filename else TIMM_FILES:
         if isinstance(try_to_load_from_cache(repository, file), str):
             return
     why = why_unreachable()

@@ -1,8 +1,7 @@
-"""Vision models of transformers as teacher or student (extra ``hf``)."""
+"""Vision models of transformers as teachers (extra ``hf``)."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -15,11 +14,10 @@ from kd.errors import UserError, needs_extra
 from kd.models.arguments import architecture_alone, check_arguments, check_memory
 from kd.models.foreign import Pixels
 from kd.models.own import OwnModel
-from kd.models.preprocess import Preprocess, Size
+from kd.models.preprocess import Size
 from kd.models.weights import names_in
 from kd.settings import height_width
 from kd.storage.elsewhere import (
-    RefusedFile,
     json_of,
     mapping_in,
     mapping_of,
@@ -27,7 +25,6 @@ from kd.storage.elsewhere import (
     regular_files,
     text_of,
 )
-from kd.storage.writing import folder_for, write_json
 
 if TYPE_CHECKING:
     import transformers
@@ -43,83 +40,38 @@ PROCESSOR = "processor_config.json"
 ADAPTER = "adapter_config.json"
 """The file of a model's changes: with the package peft transformers would read the model that it names."""
 FAMILIES = [
-    "beit",
-    "bit",
-    "clip",
-    "clip_vision_model",
-    "convnext",
-    "convnextv2",
-    "cvt",
-    "data2vec-vision",
-    "deit",
-    "dinov2",
-    "dinov2_with_registers",
-    "dinov3_convnext",
-    "dinov3_vit",
-    "efficientnet",
-    "focalnet",
-    "hiera",
-    "ijepa",
-    "levit",
-    "metaclip_2",
-    "mobilenet_v1",
-    "mobilenet_v2",
-    "mobilevit",
-    "mobilevitv2",
-    "poolformer",
-    "pvt",
-    "pvt_v2",
-    "regnet",
-    "resnet",
-    "segformer",
-    "siglip",
-    "siglip2",
-    "siglip2_vision_model",
-    "siglip_vision_model",
-    "swiftformer",
-    "swin",
-    "swinv2",
-    "van",
-    "vit",
-    "vit_mae",
-    "vit_msn",
-]
+    "beit", "bit", "clip", "clip_vision_model", "convnext", "convnextv2", "cvt", "data2vec-vision", "deit",
+    "dinov2", "dinov2_with_registers", "dinov3_convnext", "dinov3_vit", "efficientnet", "focalnet", "hiera",
+    "ijepa", "levit", "metaclip_2", "mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "poolformer",
+    "pvt", "pvt_v2", "regnet", "resnet", "segformer", "siglip", "siglip2", "siglip2_vision_model",
+    "siglip_vision_model", "swiftformer", "swin", "swinv2", "van", "vit", "vit_mae", "vit_msn",
+]  # fmt: skip
 """Vision models of transformers that are made of their configuration alone: none asks timm or the hub for a part."""
 
 
 @dataclass
 class HuggingFaceBuilder:
-    """Builds a vision model of transformers: ViT, DINOv2 (with registers), SigLIP, Swin, ConvNeXt, ...
+    """Builds a vision model of transformers as a teacher: ViT, DINOv2 (with registers), SigLIP, Swin, ConvNeXt, ...
 
     Attributes:
         path: a folder of ``save_pretrained``, or a name on the hub (downloads it). Its class names, size, mean and
             standard deviation come along.
-        config: instead of a path: ``model_type`` and arguments of its configuration, for random weights.
 
     Raises:
-        UserError: neither or both; where it is used, no transformers, or a path or config that is no model of it.
+        UserError: where it is used, no transformers, or a path that is no model of it.
     """
 
-    path: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuses both or neither of ``path`` and ``config``."""
-        if bool(self.path) == bool(self.config):
-            raise UserError(
-                "HuggingFaceBuilder takes a path (a folder, or a name on the hub) or a config with its model_type"
-            )
+    path: str
+    teaches_alone = True  # a student of transformers could not be saved as one of kd's
 
     @property
     def name(self) -> str:
-        """A short name for tables and files: that of the folder, or the model's type."""
-        return f"hf_{Path(self.path).name if self.path else self.config.get('model_type')}"
+        """A short name for tables and files: that of the folder."""
+        return f"hf_{Path(self.path).name}"
 
     @property
-    def num_classes(self) -> int | None:
-        """Classes that its weights name; 0: they have no classifier; None: there are no weights."""
-        if not self.path:
-            return None
+    def num_classes(self) -> int:
+        """Classes that its weights name; 0: they have no classifier."""
         config = self._config()
         architectures = config.architectures or []
         if not any("ForImageClassification" in name for name in architectures):
@@ -128,7 +80,7 @@ class HuggingFaceBuilder:
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the weights' classes by id; empty without weights or a classifier, and for ``LABEL_0`` and the like."""
+        """Names of the weights' classes by id; empty without a classifier, and for ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
         return names_in({"id2label": self._config().id2label})
@@ -148,7 +100,7 @@ class HuggingFaceBuilder:
             UserError: too large for the memory, weights that lack more than a classifier and a pooler, or as of
                 :meth:`_config`.
         """
-        config = self._config(img_size)
+        config = self._config()
         if num_classes:
             config.num_labels = num_classes
             kind = _transformers().AutoModelForImageClassification
@@ -157,65 +109,48 @@ class HuggingFaceBuilder:
             kind = _transformers().AutoModel
         make = partial(kind.from_config, config, trust_remote_code=False)
         check_memory(make, self.name, {"num_classes": num_classes})
-        model = self._load(kind, config) if self.path else make()
+        model = self._load(kind, config)
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        moments = Pixels.said_in(pixels, Path(self.path or "") / PIXELS)
+        moments = Pixels.said_in(pixels, Path(self.path) / PIXELS)
         size = img_size or _size(pixels) or height_width(_image_size(config, 224))
         mean = moments.image_mean or HALF
         std = moments.image_std or HALF
-        made_by = {
-            "class_path": f"{__name__}.HuggingFaceBuilder",
-            "init_args": {"config": model.config.to_dict()},
-        }
-        plain_values = json_of(json.dumps(made_by, default=str))
-        return HuggingFaceModel(model, num_classes, size, mean, std, plain_values)
+        return HuggingFaceModel(model, num_classes, size, mean, std)
 
-    def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
-        """The configuration of transformers: that of ``path``, or one from ``config``.
+    def _config(self) -> "transformers.PretrainedConfig":
+        """The configuration of transformers.
 
         It is read as data: transformers only gets the arguments of a family in :data:`FAMILIES`, without what fetches code
         or weights; attention by code of the hub becomes torch's own. The text model of a pair (CLIP, SigLIP) is left at its
         defaults: it is never built.
 
-        Args:
-            img_size: height and width that replace ``image_size`` of ``config`` itself; that of a ``vision_config`` in it,
-                and that of ``path``, stay.
-
         Raises:
             UserError: no such model, a family that is not in :data:`FAMILIES`, or arguments that
-                 :func:`kd.models.arguments.check_arguments` refuses.
+                :func:`kd.models.arguments.check_arguments` refuses.
         """
         transformers = _transformers()
         try:
-            given = self._content(CONFIG) if self.path else self.config
-            where = f"builder.path: {CONFIG}: " if self.path else "builder.config."
+            given = self._content(CONFIG)
             family = given.get("model_type", "")
             if family not in FAMILIES:
                 known = ", ".join(FAMILIES)
                 raise ValueError(f"model_type must be one of {known}, got '{str(family)[:40]}'")
+            if (Path(self.path) / ADAPTER).exists():
+                raise ValueError(f"it has an {ADAPTER}; a whole model is read")
             arguments = architecture_alone(given)
             del arguments["model_type"]
-            if self.path:
-                if (Path(self.path) / ADAPTER).exists():
-                    raise ValueError(f"it has an {ADAPTER}; a whole model is read")
-                arguments.pop("text_config", None)
-            else:
-                arguments.pop("architectures", None)
-            check_arguments(arguments, where)
-            if img_size is not None and not self.path and "image_size" in arguments:
-                height, width = img_size
-                arguments["image_size"] = height if height == width else [height, width]
+            arguments.pop("text_config", None)
+            check_arguments(arguments, f"{CONFIG}: ")
             return transformers.AutoConfig.for_model(family, **arguments)
-        except RefusedFile as error:
+        except UserError as error:
             raise UserError(f"builder.path: {error}") from error
-        except UserError:
-            raise
         except Exception as error:  # of values that transformers does not expect: many kinds
-            what = f"path: {self.path}" if self.path else "config: it"
             reason = " ".join(str(error).split())[:600]
-            raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
+            raise UserError(
+                f"builder.path: {self.path} is no model of transformers: {reason}"
+            ) from error
 
     def _content(self, name: str) -> dict[str, Any]:
         """What a JSON file in ``path`` maps, empty where it is missing; a file of the hub is downloaded.
@@ -226,8 +161,8 @@ class HuggingFaceBuilder:
         """
         from transformers.utils import cached_file
 
-        regular_files(Path(str(self.path)))
-        file = cached_file(str(self.path), name, _raise_exceptions_for_missing_entries=False)
+        regular_files(Path(self.path))
+        file = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False)
         if file is None:
             return {}
         content = json_of(text_of(file))
@@ -242,11 +177,11 @@ class HuggingFaceBuilder:
 
         Its index may name only files of the folder itself, which :meth:`_content` has checked.
         """
-        for index in Path(str(self.path)).glob("*.index.json"):  # files of weights, by tensor
+        for index in Path(self.path).glob("*.index.json"):  # files of weights, by tensor
             for name in mapping_in(mapping_of(index), "weight_map").values():
                 plain_name(str(name), f"builder.path: {index}")
         model, loading = kind.from_pretrained(
-            str(self.path),
+            self.path,
             config=config,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -261,8 +196,6 @@ class HuggingFaceBuilder:
 
     def _pixels(self) -> Mapping[str, Any]:
         """The settings by which the input is prepared; empty where ``path`` has none."""
-        if not self.path:
-            return {}
         try:
             nested = mapping_in(self._content(PROCESSOR), "image_processor")
             return nested or self._content(PIXELS)
@@ -284,10 +217,6 @@ class HuggingFaceModel(OwnModel):
             args: the other arguments of :class:`OwnModel`, in order.
         """
         super().__init__(model, *args)
-        for name, parameter in model.named_parameters():
-            # For masked training alone: it would never get a gradient.
-            if name.endswith("mask_token"):
-                parameter.requires_grad_(False)
         native = height_width(_image_size(model.config, 0))
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
@@ -295,27 +224,6 @@ class HuggingFaceModel(OwnModel):
             self._options = {"interpolate_pos_encoding": True}
         else:
             self._options = {}
-
-    @property
-    def num_features(self) -> int:
-        """Width of the classifier's input, or of the features without one; 0 where that is not known."""
-        return super().num_features or int(getattr(self.model.config, "hidden_size", 0))
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Turns gradient checkpointing on or off, by the name that timm's models use."""
-        model: Any = self.model
-        model.gradient_checkpointing_enable() if enable else model.gradient_checkpointing_disable()
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay leaves alone: special tokens and position embeddings."""
-        kinds = (
-            "cls_token",
-            "register_tokens",
-            "position_embeddings",
-            "position_embedding.weight",
-            "class_embedding",
-        )
-        return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
 
     def forward(self, x: Tensor) -> Tensor:
         """Prepared pictures ``(N, 3, H, W)`` -> logits ``(N, C)``; without a classifier features ``(N, D)``.
@@ -335,46 +243,6 @@ class HuggingFaceModel(OwnModel):
         if self.num_prefix_tokens:
             return tokens[:, 0]
         return tokens.mean(1)
-
-    def save_folder(
-        self,
-        folder: Path,
-        state: Mapping[str, Tensor],
-        classes: list[str],
-        crop_ratio: float,
-        want: Preprocess,
-    ) -> None:
-        """Writes a folder that ``AutoModelForImageClassification.from_pretrained(folder)`` reads.
-
-        Args:
-            folder: made where it is missing.
-            state: weights, with "model." before their names.
-            classes: names, in the order of the logits.
-            crop_ratio: share in (0, 1] of the resized picture's shorter side that the centre crop has.
-            want: the model's input: size in pixels, mean and std.
-        """
-        model: Any = self.model
-        model.config.id2label = dict(enumerate(classes))
-        model.config.label2id = {name: i for i, name in enumerate(classes)}
-        model.save_pretrained(
-            folder_for(folder), state_dict={k.removeprefix("model."): v for k, v in state.items()}
-        )
-        height, width = want.size
-        pixels = {
-            "image_processor_type": "CLIPImageProcessor",
-            "do_convert_rgb": True,
-            "do_resize": True,
-            "resample": 2,
-            "size": {"shortest_edge": round(min(want.size) / crop_ratio)},
-            "do_center_crop": True,
-            "crop_size": {"height": height, "width": width},
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(want.mean),
-            "image_std": list(want.std),
-        }
-        write_json(folder / PIXELS, pixels)
 
 
 def _transformers() -> ModuleType:
@@ -397,9 +265,7 @@ def _without_unused(model: nn.Module) -> None:
 
     Most published vision weights lack the pooler, a linear layer with tanh over the class token: it would be random.
     """
-    if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(
-        model.pooler, "dense"
-    ):
+    if hasattr(getattr(model, "pooler", None), "dense"):
         model.pooler = None  # type: ignore[assignment]
 
 

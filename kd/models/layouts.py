@@ -60,7 +60,7 @@ class FileModel:
         lacks.
         """
         is_average = self.prefix.split(".")[0] in AVERAGES
-        return self.same_shape, is_average, self.same_name, self.same_name - len(self.state)
+        return self.same_shape, is_average, self.same_name, -len(self.state)
 
 
 def choose_layout(
@@ -68,7 +68,7 @@ def choose_layout(
     model: nn.Module,
     img_size: Size | None,
     part: str | None,
-    name: str,
+    place: str,
     key: str,
 ) -> FileModel:
     """The place in a file whose tensors fit the model best.
@@ -79,7 +79,7 @@ def choose_layout(
         img_size: height and width of the input that the file names, or None.
         part: names that must be among those before the model's (``teacher``, ``net.encoder``); ``.``: the shortest
             prefix of all.
-        name: of the file, for messages.
+        place: setting and file, for messages.
         key: the setting that names the file; ``part`` is from ``<key>_key``.
 
     Returns:
@@ -90,15 +90,13 @@ def choose_layout(
         UserError: two models fit equally well, or nothing is below ``part``.
     """
     # a model fits where half of the wanted tensors have their shapes
-    expected = {}
-    for tensor_name, value in model.state_dict().items():
-        if not tensor_name.endswith(COUNTER):
-            expected[tensor_name] = value
+    state = model.state_dict()
+    expected = {name: value for name, value in state.items() if not name.endswith(COUNTER)}
     layouts = list(_layouts(tensors, expected, model, img_size))
     fitting = [layout for layout in layouts if 2 * layout.same_shape >= len(expected)]
     candidates = fitting or layouts
     if part is not None:
-        candidates = _below_part(candidates, part, f"{name} ({key}_key)")
+        candidates = _below_part(candidates, part, f"{place} ({key}_key)")
     best = max(candidates, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
 
     equal = [best.prefix]
@@ -109,7 +107,7 @@ def choose_layout(
     if len(equal) > 1:
         places = [prefix[:-1] or "." for prefix in equal]
         raise UserError(
-            f"{name} holds {len(places)} models that fit equally well, below {', '.join(places)}; "
+            f"{place} holds {len(places)} models that fit equally well, below {', '.join(places)}; "
             f"{key}_key=NAME says which, for example {key}_key={places[0]}"
         )
 
@@ -195,16 +193,16 @@ def _variants(state: State, expected: Mapping[str, Tensor]) -> Iterator[State]:
     yield state
     # a builder's module, trained outside of kd
     if all(name.startswith("model.") for name in expected):
-        yield _below("model.", state)
+        yield _with_prefix("model.", state)
     # timm's filter recognises DINOv2's layout by its mask token
     if "register_tokens" in state and "mask_token" not in state:
         yield {**state, "mask_token": state["register_tokens"]}
     # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
     if "class_embedding" in state:
-        yield _below("visual.", state)
+        yield _with_prefix("visual.", state)
 
 
-def _below(prefix: str, state: Mapping[str, Tensor]) -> State:
+def _with_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
@@ -238,7 +236,7 @@ def _in_the_models_layout(state: State, model: nn.Module, img_size: Size | None)
     of_backbone = without_prefix(state, "backbone.")
     if of_backbone:  # a dense model's file
         of_head = {name: x for name, x in state.items() if not name.startswith("backbone.")}
-        return {**_below("backbone.", _filtered(of_backbone, backbone, img_size)), **of_head}
+        return {**_with_prefix("backbone.", _filtered(of_backbone, backbone, img_size)), **of_head}
     # a file for classification holds more: layers after the last level, a classifier
     filtered = _filtered(state, backbone, img_size)
     taken = filtered.keys() & backbone.state_dict().keys()

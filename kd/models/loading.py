@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ def load_checkpoint(
     place = f"{key}: {file}"
     root = key.removesuffix(".checkpoint")
     layout = choose_layout(tensors, model, about.img_size, part, place, key)
-    _say_where(layout, len(tensors), place)
+    _say_where(layout, place)
     state = layout.state
     expected = model.state_dict()
     heads = classifier_names(model)
@@ -94,32 +95,25 @@ def load_checkpoint(
         raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
     _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
 
-    in_models_dtype = {}
-    for name, value in state.items():
-        dtype = expected[name].dtype
-        in_models_dtype[name] = value.to(dtype)
+    in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
     model.load_state_dict(in_models_dtype, strict=False)
     has_classifier = all(name in state for name in last)
     setattr(model, NEW, not has_classifier)
 
 
-def _say_where(layout: FileModel, count: int, place: str) -> None:
+def _say_where(layout: FileModel, place: str) -> None:
     """Reports the library whose names were replaced, or below which name a model's weights were found, where a trainer's
     usual wrapping (:data:`WRAPPING`) does not explain it.
 
     Args:
         layout: where they were found.
-        count: number of all tensors in the file.
         place: setting and file, which begin the line.
     """
+    below = WRAPPING.sub("", layout.prefix)
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
-        return
-    below = WRAPPING.sub("", layout.prefix)
-    if below:
-        left_out = count - len(layout.state)
-        beside = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
-        say(f"{place}: the weights below '{below[:-1]}' are taken{beside}")
+    elif below:
+        say(f"{place}: the weights below '{below[:-1]}' are taken")
 
 
 def _left_out(
@@ -188,15 +182,12 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
     for name, value in state.items():
         if not value.is_floating_point():
             continue
-        if name in parameters:
-            wrong = ~value.isfinite()
-        else:
-            wrong = value.isnan()
+        wrong = ~value.isfinite() if name in parameters else value.isnan()
         count = int(wrong.sum())
         if count:
             raise UserError(
-                f"{place} holds {count} value{'s' * (count > 1)} of {name} that are NaN or infinite: take a checkpoint "
-                "from before its training failed"
+                f"{place} holds {count} values of {name} that are NaN or infinite: take a checkpoint from before its "
+                "training failed"
             )
 
 
@@ -228,12 +219,12 @@ def _other_classes(
         in_model = tuple(expected[name].shape)
         if in_file and in_file != in_model and in_file[1:] == in_model[1:]:
             return f"names {in_file[0]} classes, the data has {in_model[0]}"
-    if not names or not classes or list(names) == list(classes):
+    if not names or not classes:
         return ""
-    for i, (of_file, of_data) in enumerate(zip(names, classes, strict=False)):
+    for i, (of_file, of_data) in enumerate(zip_longest(names, classes)):
         if of_file != of_data:
             return f"was trained on other classes: class {i} is {of_file!r} there, {of_data!r} in the data"
-    return f"names {len(names)} classes, the data has {len(classes)}"
+    return ""
 
 
 def classifier_names(model: nn.Module) -> list[str]:

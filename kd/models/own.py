@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -48,13 +49,11 @@ def logits_of(output: object) -> Tensor:
     >>> logits_of({"logits": torch.zeros(1, 2), "loss": None}).shape
     torch.Size([1, 2])
     """
-    logits = output
+    logits = getattr(output, "logits", output)
     if isinstance(output, Mapping):
         logits = output.get("logits", output.get("out"))
-    elif not isinstance(output, Tensor):
-        logits = getattr(output, "logits", None)
-    if logits is None and isinstance(output, (tuple, list)) and output:
-        logits = output[0]
+    elif isinstance(logits, tuple | list) and logits:
+        logits = logits[0]
     if isinstance(logits, Tensor):
         return logits
     raise UserError(
@@ -72,12 +71,10 @@ def maps_in(output: object) -> list[Tensor]:
     outputs: list[Any] = [output]
     if isinstance(output, Mapping):
         outputs = list(output.values())
-    elif isinstance(output, (tuple, list)):
+    elif isinstance(output, tuple | list):
         outputs = list(output)
-    for one in outputs:
-        if not isinstance(one, Tensor) or one.ndim != 4:
-            return []
-    return outputs
+    are_maps = all(isinstance(one, Tensor) and one.ndim == 4 for one in outputs)
+    return outputs if are_maps else []
 
 
 def features_of(output: object) -> Tensor:
@@ -161,11 +158,6 @@ class OwnModel(nn.Module):
             if name.endswith(("cls_token", "class_embedding", "register_tokens"))
         )
 
-    @property
-    def num_features(self) -> int:
-        """Width of the classifier's input; 0 where that is not known."""
-        return getattr(self.get_classifier(), "in_features", 0)
-
     def get_classifier(self) -> nn.Module:
         """The last linear layer with as many outputs as there are classes; an ``nn.Identity`` where there is none."""
         if self.classifier:
@@ -197,19 +189,17 @@ def frozen_copy(model: nn.Module, name: str) -> nn.Module:
     """A frozen copy of a user's model in eval mode that computes with the same memory, until it is moved or cast.
 
     The model itself keeps its flags, mode, device and type, whatever becomes of the copy. Of what ``torch.compile(model)``
-    returns the copy is compiled likewise.
+    returns the copy is compiled likewise; of a model that was compiled in place it runs as it is written.
 
     Args:
         model: the user's.
         name: of the argument, for messages.
 
     Raises:
-        UserError: it can't be copied, or it was compiled in place, which no copy can repeat.
+        UserError: it can't be copied.
     """
     inner = uncompiled(model)
     instead = f"give a function in its place, lambda images: {name}(images)"
-    if inner._compiled_call_impl is not None:
-        raise UserError(f"{name}: was compiled in place; give torch.compile({name}), or {instead}")
     same_memory: dict[int, Any] = {}
     for tensor in (*inner.parameters(), *inner.buffers()):
         if type(tensor) is nn.Parameter:
@@ -255,8 +245,7 @@ class AsGiven:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers by name."""
-        yield from self._model.named_parameters()
-        yield from self._model.named_buffers()
+        return chain(self._model.named_parameters(), self._model.named_buffers())
 
     @torch.no_grad()
     def exchange(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import timm
@@ -51,7 +52,7 @@ class Preprocess:
         """Mean and std with which float pictures come; None: this input's own."""
         self.dtype = torch.float32
         """Of the output: float32, or that of the weights where a run trains in half precision throughout."""
-        self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._moments: dict[torch.device, Tensor] = {}
 
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``; floats are prepared already, for this model or another's.
@@ -66,10 +67,7 @@ class Preprocess:
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
-        if self.channels_last:
-            order = torch.channels_last
-        else:
-            order = torch.preserve_format
+        order = torch.channels_last if self.channels_last else torch.preserve_format
         return (
             images.to(torch.float32, memory_format=order)
             .mul_(1 / 255)
@@ -86,13 +84,11 @@ class Preprocess:
         mean = images.new_tensor(mean_before)[:, None, None]
         return tvf.normalize(images * std + mean, list(self.mean), list(self.std))
 
-    def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
+    def _moments_on(self, device: torch.device) -> Tensor:
+        """Mean and standard deviation ``(2, 3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
         if device not in self._moments:
-            mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)[
-                ..., None, None
-            ]
-            self._moments[device] = (mean, std)
+            moments = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)
+            self._moments[device] = moments[..., None, None]
         return self._moments[device]
 
 
@@ -144,23 +140,18 @@ class Prepare(Protocol):
         """uint8 or float ``(N, 3, H, W)`` -> float."""
 
 
+@dataclass(eq=False)
 class Given:
-    """A function of the user's own, or none; ``size`` is that of the last input, at first 224 x 224.
+    """A function of the user's own, or none."""
 
-    Args:
-        function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
-        name: whose input it is, named in errors.
-        argument: the user's name for ``function``, named in errors.
-    """
-
-    def __init__(
-        self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare"
-    ) -> None:
-        """Stores the arguments, which are the class's; :attr:`size` follows the newest pictures."""
-        self.function = function
-        self.name = name
-        self.argument = argument
-        self.size: Size = (224, 224)
+    function: Callable[[Tensor], Tensor] | None
+    """uint8 pictures ``(N, 3, H, W)`` -> the model's input."""
+    name: str
+    """Whose input it is, named in errors."""
+    argument: str = "prepare"
+    """The user's name for :attr:`function`, named in errors."""
+    size: Size = (224, 224)
+    """Height and width of the newest pictures."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 pictures ``(N, 3, H, W)`` through the user's function; float pictures pass as they are."""

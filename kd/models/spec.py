@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,9 +41,8 @@ class ModelSpec(ModelSettings):
                 size = self.kwargs[name]
                 numbers = size if isinstance(size, list | tuple) else [size]
                 sizes.append(letter + "-".join(map(str, numbers)))
-        if not sizes:
-            return self.arch
-        return " ".join([self.arch.partition("_patch")[0], *sizes])
+        family = self.arch.partition("_patch")[0] if sizes else self.arch
+        return " ".join([family, *sizes])
 
     def compile_in_place(self, model: nn.Module) -> None:
         """Compiles the model where ``compile`` is set; its parameters keep their names. Incomplete batches run
@@ -53,6 +53,7 @@ class ModelSpec(ModelSettings):
             model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
 class WholeBatches:
     """A compiled forward, for batches that come again: one graph for training and one for evaluation.
 
@@ -60,17 +61,12 @@ class WholeBatches:
     runs as the model is written: it would take a graph of its own, or make the batch's size a variable of all.
     """
 
-    def __init__(self, model: nn.Module, compiled: Callable[..., Any]) -> None:
-        """Stores the arguments.
-
-        Args:
-            model: as it is written.
-            compiled: its forward, compiled.
-        """
-        self.model = model
-        self.compiled = compiled
-        self._known: set[object] = set()
-        self._last: object = None
+    model: nn.Module
+    """As it is written."""
+    compiled: Callable[..., Any]
+    """Its forward, compiled."""
+    _known: set[object] = field(default_factory=set)
+    _last: object = None
 
     def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
         """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled."""

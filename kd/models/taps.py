@@ -87,6 +87,9 @@ class Taps:
         self._run = run or self._run_zeros
         self._input_size = size
         self._layers = dict(model.named_modules())
+        self._features: list[dict[str, Any]] = list(getattr(model, "feature_info", ()))  # timm's
+        # class and register tokens before the patches' tokens
+        self._prefix_tokens = int(getattr(model, "num_prefix_tokens", 0) or 0)
         self._caught: dict[str, Tensor] | None = None
         self._hooked: set[str] = set()
         self._paths: dict[tuple[str, ...], list[str]] = {}  # of layers, by patterns
@@ -172,11 +175,6 @@ class Taps:
             return self._last_map(key)
         return pattern
 
-    @property
-    def _features(self) -> list[dict[str, Any]]:
-        """timm's list of features of the model; empty for a model that timm has not built."""
-        return list(getattr(self._model, "feature_info", ()))
-
     def _map_at(self, part: int, parts: int, key: str) -> str:
         """The layer after ``part`` of ``parts`` of timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the
         fourth. A ViT's map is read as its next block normalises it.
@@ -187,10 +185,8 @@ class Taps:
         count = len(self._features)
         name = _title(self._model)
         if not count:
-            layers = ", ".join(path for path in self._layers if path)
             raise UserError(
-                f"{key}: timm lists no features of {name}, so 'maps@{part}/{parts}' names none; it has the layers "
-                f"{layers[:200]}"
+                f"{key}: timm lists no features of {name}, so 'maps@{part}/{parts}' names none: name a layer"
             )
         place = max(1, math.ceil(count * part / parts))  # from 1
         if place > count:
@@ -297,11 +293,6 @@ class Taps:
         *_, last_map = maps.values()
         paths = [path for path, x in maps.items() if x is last_map]
         return min(reversed(paths), key=lambda path: path.count("."))
-
-    @property
-    def _prefix_tokens(self) -> int:
-        """The number of class and register tokens before the patches' tokens."""
-        return int(getattr(self._model, "num_prefix_tokens", 0) or 0)
 
     def _is_map(self, x: Tensor) -> bool:
         """Whether a layer's output has a value for each place of the picture: a map, or patch tokens."""
@@ -437,12 +428,9 @@ def single_classifier(model: nn.Module) -> nn.Module | None:
     """The last layer of a model, as :func:`classifier_of` finds it; None where it has no weight of its own, or there are
     several.
     """
-    classifier = _last_layer(model)
-    if isinstance(classifier, nn.Module) and isinstance(
-        getattr(classifier, "weight", None), Tensor
-    ):
-        return classifier
-    return None
+    classifier: Any = _last_layer(model)
+    has_weight = isinstance(getattr(classifier, "weight", None), Tensor)
+    return classifier if has_weight else None
 
 
 def _last_layer(model: nn.Module) -> object:

@@ -116,11 +116,12 @@ def test_a_transformers_folder_is_read_as_data(
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
 
 
-def test_a_transformers_model_larger_than_the_machine() -> None:
+def test_a_transformers_model_larger_than_the_machine(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}
-    with pytest.raises(UserError, match="^hf_vit: its weights take .* GiB"):
-        HuggingFaceBuilder(config=config).build(4, None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"^hf_{tmp_path.name}: its weights take .* GiB"):
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)
 
 
 def test_a_configuration_inside_another_describes_no_endless_model_either() -> None:

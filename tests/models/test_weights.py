@@ -43,7 +43,7 @@ PICTURES = torch.randint(
                 {f"net.encoder.{k}": v for k, v in state.items()}
                 | {"criterion.weight": torch.ones(3)}
             ),
-            "the weights below 'net.encoder' are taken, 1 tensors beside it are left out",
+            "the weights below 'net.encoder' are taken",
         ),
         (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, ""),
     ],

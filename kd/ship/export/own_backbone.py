@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from kd.errors import UserError
-from kd.models.hugging_face import HuggingFaceModel
 from kd.models.own import OwnModel, features_of, maps_in
 
 
 def backbone_of_builder(student: nn.Module) -> nn.Module | None:
-    """The builder's model without its classifier; None of models that timm or transformers have built.
+    """The builder's model without its classifier; None of models that timm has built.
 
     A copy that shares the student's parameters, its buffers (statistics of norms) copied; of a student without a
     classifier the student's model itself.
@@ -19,8 +18,7 @@ def backbone_of_builder(student: nn.Module) -> nn.Module | None:
     Raises:
         UserError: a model with classes, but without a last linear layer that gives them.
     """
-    # a model of transformers has a folder in the format of transformers
-    if not isinstance(student, OwnModel) or isinstance(student, HuggingFaceModel):
+    if not isinstance(student, OwnModel):
         return None
     if not student.num_classes:
         return student.model

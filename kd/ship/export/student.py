@@ -17,7 +17,6 @@ from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.models import Preprocess, height_width
 from kd.models.arguments import check_arguments
-from kd.models.hugging_face import HuggingFaceBuilder, HuggingFaceModel
 from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
@@ -114,9 +113,7 @@ def save_student(
     folder = path.with_suffix("")  # student/ beside student.safetensors
     if not isinstance(prepare, Preprocess):  # a model of the user's own, whose input is not known
         return
-    if isinstance(model, HuggingFaceModel):
-        model.save_folder(folder, state, student.classes, student.data.crop_ratio, prepare)
-    elif hasattr(model, "made_with"):  # timm builds no models for dense prediction
+    if hasattr(model, "made_with"):  # timm builds no models for dense prediction
         config = timm_config(
             model, student.arch, model.made_with, prepare, student.classes, student.data.crop_ratio
         )
@@ -303,15 +300,15 @@ def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
 def _of_builder(
     path: Path, metadata: StudentMetadata, builder: type | None
 ) -> Callable[[], nn.Module]:
-    """What makes a model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over.
+    """What makes a model of a builder, by the class that is handed over.
 
     Args:
-        path: the file, for messages and its tensors' shapes.
+        path: the file, for messages.
         metadata: of the file.
-        builder: the user's class; None: only kd's own builder is called.
+        builder: the user's class; None: no class of the file's is called.
 
     Raises:
-        UserError: the file names another class, or arguments that do not fit its tensors.
+        UserError: no class is handed over, or nothing can build the model again.
     """
     if not metadata.builder:
         raise UserError(
@@ -320,15 +317,12 @@ def _of_builder(
     name = metadata.builder["class_path"]
     arguments = metadata.builder["init_args"]
     if builder is None:
-        ours = f"{HuggingFaceBuilder.__module__}.{HuggingFaceBuilder.__qualname__}"
-        if name != ours or set(arguments) != {"config"}:
-            raise UserError(
-                f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
-                f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
-            )
-        check_arguments(arguments["config"], f"{path}: ", shapes_in(path))
+        raise UserError(
+            f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
+            f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
+        )
+    make: Any = builder
     size = height_width(input_size(metadata, path))
-    make: Any = builder or HuggingFaceBuilder
     count = metadata.num_classes
     mean, std = metadata.mean, metadata.std
     return lambda: build_own(make(**arguments), count, size, mean, std, str(path))
