@@ -97,7 +97,7 @@ class Student(nn.Module):
         """The logits, or features, in what the model gives."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
         if spec is not None and spec.freeze:
-            self._trained = freeze_backbone(model, self.arch)
+            self._trained = freeze_backbone(model)
         self._has_classifier_of_file = (
             spec is not None and spec.checkpoint is not None and not has_new_classifier(model)
         )

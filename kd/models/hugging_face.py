@@ -76,7 +76,7 @@ class HuggingFaceBuilder:
         architectures = config.architectures or []
         if not any("ForImageClassification" in name for name in architectures):
             return 0
-        return config.num_labels
+        return config.num_labels or 0
 
     @property
     def class_names(self) -> list[str]:
@@ -110,8 +110,9 @@ class HuggingFaceBuilder:
         make = partial(kind.from_config, config, trust_remote_code=False)
         check_memory(make, self.name, {"num_classes": num_classes})
         model = self._load(kind, config)
-        if not num_classes:
-            _without_unused(model)
+        # most published weights lack a ViT's pooler, a linear layer with tanh over the class token: it would be random
+        if not num_classes and hasattr(getattr(model, "pooler", None), "dense"):
+            model.pooler = None  # type: ignore[assignment]
         pixels = self._pixels()
         moments = Pixels.said_in(pixels, Path(self.path) / PIXELS)
         size = img_size or _size(pixels) or height_width(_image_size(config, 224))
@@ -259,26 +260,17 @@ def _image_size(config: "transformers.PretrainedConfig", unknown: int) -> int | 
     return getattr(getattr(config, "vision_config", config), "image_size", unknown)
 
 
-def _without_unused(model: nn.Module) -> None:
-    """Removes a ViT's pooler from a model without a classifier, whose features are then the class token; other models stay
-    as they are.
-
-    Most published vision weights lack the pooler, a linear layer with tanh over the class token: it would be random.
-    """
-    if hasattr(getattr(model, "pooler", None), "dense"):
-        model.pooler = None  # type: ignore[assignment]
-
-
 def _size(pixels: Mapping[str, Any]) -> Size | None:
     """Height and width in pixels after an image processor's resizing and crop, by its settings ``pixels``; of a shortest
     edge alone a square; None: not named.
     """
-    size = pixels.get("size")
-    if pixels.get("do_center_crop"):
-        size = pixels.get("crop_size") or size
-    if isinstance(size, Mapping) and "height" in size:
+    crop = pixels.get("crop_size") if pixels.get("do_center_crop") else None
+    size = crop or pixels.get("size") or {}
+    if isinstance(size, int):
+        return height_width(size)
+    if "height" in size:
         return size["height"], size["width"]
-    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    side = size.get("shortest_edge")
     if side is None:
         return None
     return height_width(side)

@@ -123,15 +123,18 @@ def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileMode
 
     ``name`` begins the user's error where no layout is left.
     """
-    prefixes = sorted({layout.prefix for layout in layouts})
-    chosen = [prefix for prefix in prefixes if f".{part}." in f".{prefix}"]
     if part == ".":
-        shortest = min(map(len, prefixes), default=0)
-        chosen = [prefix for prefix in prefixes if len(prefix) == shortest]
+        shortest = min((len(layout.prefix) for layout in layouts), default=0)
+        return [layout for layout in layouts if len(layout.prefix) == shortest]
+    chosen = []
+    for layout in layouts:
+        if f".{part}." in f".{layout.prefix}":
+            chosen.append(layout)
     if not chosen:
-        below = ", ".join(prefix[:-1] or "." for prefix in prefixes) or "nothing"
+        places = sorted({layout.prefix[:-1] or "." for layout in layouts})
+        below = ", ".join(places) or "nothing"
         raise UserError(f"{name}: no model below '{part}'; models are below: {below}")
-    return [layout for layout in layouts if layout.prefix in chosen]
+    return chosen
 
 
 def _same_weights(one: FileModel, other: FileModel) -> bool:
@@ -180,12 +183,22 @@ def _layouts(
     """Every way to read the file as the model: each place of a third of the model's tensors and more, in each of its
     variants.
     """
-    for prefix, state, library in places(tensors, len(expected) / 3):
+    least = len(expected) / 3
+    for prefix, state, library in places(tensors, least):
         for variant in _variants(state, expected):
             own = _in_the_models_layout(variant, model, img_size)
-            names = own.keys() & expected.keys()
-            same_shape = sum(own[name].shape == expected[name].shape for name in names)
-            yield FileModel(prefix, own, library, same_shape, len(names))
+            same_name = 0
+            same_shape = 0
+            for name in own.keys() & expected.keys():
+                same_name += 1
+                same_shape += own[name].shape == expected[name].shape
+            yield FileModel(
+                prefix,
+                own,
+                library,
+                same_shape,
+                same_name,
+            )
 
 
 def _variants(state: State, expected: Mapping[str, Tensor]) -> Iterator[State]:
@@ -235,12 +248,17 @@ def _in_the_models_layout(state: State, model: nn.Module, img_size: Size | None)
         return _filtered(state, model, img_size)
     of_backbone = without_prefix(state, "backbone.")
     if of_backbone:  # a dense model's file
-        of_head = {name: x for name, x in state.items() if not name.startswith("backbone.")}
-        return {**_with_prefix("backbone.", _filtered(of_backbone, backbone, img_size)), **of_head}
+        filtered = _filtered(of_backbone, backbone, img_size)
+        own = _with_prefix("backbone.", filtered)
+        for name, value in state.items():
+            if not name.startswith("backbone."):
+                own[name] = value
+        return own
     # a file for classification holds more: layers after the last level, a classifier
     filtered = _filtered(state, backbone, img_size)
-    taken = filtered.keys() & backbone.state_dict().keys()
-    return {f"backbone.{name}": value for name, value in filtered.items() if name in taken}
+    names = backbone.state_dict().keys()
+    taken = {name: value for name, value in filtered.items() if name in names}
+    return _with_prefix("backbone.", taken)
 
 
 def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
@@ -270,7 +288,12 @@ def _without_foreign_grid(state: State, model: nn.Module, img_size: Size | None)
     """The state without a ViT's positions where the file's pictures are not square and the model's are others: as many
     patches may be another grid, and timm's filter takes each for a square. The model then lacks them, which is reported.
     """
-    is_square = img_size is None or img_size[0] == img_size[1]
-    if is_square or built_size(model) in (None, img_size):
+    of_file = img_size or (0, 0)
+    of_model = built_size(model)
+    if of_file[0] == of_file[1]:
         return state
-    return {name: value for name, value in state.items() if name != "pos_embed"}
+    if of_model is None or of_model == of_file:
+        return state
+    without = dict(state)
+    without.pop("pos_embed", None)
+    return without

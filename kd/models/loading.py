@@ -82,8 +82,13 @@ def load_checkpoint(
         say(f"{place} {reason}: its backbone is taken, the classifier is new")
     misfits = _misfits(state, expected, [] if head else of_head)
     if misfits:
-        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
-        missing = {name for name in expected if name not in state and not name.endswith(COUNTER)}
+        more = ""
+        if len(misfits) > 3:
+            more = f" (and {len(misfits) - 3} more)"
+        missing = set()
+        for name in expected:
+            if name not in state and not name.endswith(COUNTER):
+                missing.add(name)
         hint = ""
         if head and ".teacher" in key and missing == set(of_head):
             hint = NO_HEAD
@@ -156,11 +161,15 @@ def _misfits(state: State, expected: Mapping[str, Tensor], optional: Sequence[st
     """
     misfits = []
     for name, value in expected.items():
-        if name in state and state[name].shape != value.shape:
-            shapes = f"is {tuple(state[name].shape)} there, {tuple(value.shape)} here"
-            misfits.append(f"{name} {shapes}")
+        if name not in state:
+            continue
+        in_file = tuple(state[name].shape)
+        in_model = tuple(value.shape)
+        if in_file != in_model:
+            misfits.append(f"{name} is {in_file} there, {in_model} here")
     for name in expected:
-        if not (name in state or name in optional or name.endswith(COUNTER)):
+        is_optional = name in optional or name.endswith(COUNTER)
+        if name not in state and not is_optional:
             misfits.append(f"{name} is missing")
     misfits += [f"{name} is not in the model" for name in state if name not in expected]
     return misfits
@@ -186,8 +195,8 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
         count = int(wrong.sum())
         if count:
             raise UserError(
-                f"{place} holds {count} values of {name} that are NaN or infinite: take a checkpoint from before its "
-                "training failed"
+                f"{place} holds NaN or infinite weights, {count} of {name}: take a checkpoint from before its training "
+                "failed"
             )
 
 
@@ -243,25 +252,16 @@ def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
     return [key for key in keys if key.startswith(prefixes)]
 
 
-def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
+def freeze_backbone(model: nn.Module) -> tuple[str, ...]:
     """Leaves a gradient to the classifier alone.
 
     Args:
         model: changed in place.
-        arch: its name, for the message.
 
     Returns:
         The module paths of the classifier's layers (:func:`classifier_names`).
-
-    Raises:
-        UserError: it has no weights.
     """
     trained = tuple(classifier_names(model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(
-            f"model.student.freeze: nothing is left to train of {arch}, whose classifier "
-            f"({', '.join(trained)}) has no weights"
-        )
     return trained

@@ -293,10 +293,11 @@ def build_own(
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise error_of_builder(error, key) from error
     if not isinstance(model, nn.Module):
-        problem = f"must build a torch module, got {type(model).__name__}"
-        if not key.endswith("student"):
-            problem += " (a class that answers has answer(self, batch, wanted) and identity(self))"
-        raise UserError(f"{key}.builder: {name_of(builder)} {problem}")
+        kind = type(model).__name__
+        raise UserError(
+            f"{key}.builder: {name_of(builder)} must build a torch module, got {kind} (a class that answers has "
+            "answer(self, batch, wanted) and identity(self))"
+        )
     if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
         return model
     # What the model takes: by the settings, else by its own attributes.

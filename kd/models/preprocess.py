@@ -86,10 +86,13 @@ class Preprocess:
 
     def _moments_on(self, device: torch.device) -> Tensor:
         """Mean and standard deviation ``(2, 3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
-        if device not in self._moments:
-            moments = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)
-            self._moments[device] = moments[..., None, None]
-        return self._moments[device]
+        moments = self._moments.get(device)
+        if moments is None:
+            values = [self.mean, self.std]
+            flat = torch.tensor(values, dtype=torch.float32, device=device)
+            moments = flat[..., None, None]
+            self._moments[device] = moments
+        return moments
 
 
 def preprocess_for(
@@ -169,16 +172,16 @@ class Given:
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Inside, models compute as in evaluation; afterwards each of their modules is in the mode that it was in."""
-    modes = [{module: module.training for module in model.modules()} for model in models]
+    modes = {module: module.training for model in models for module in model.modules()}
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        for model, mode_of_modules in zip(models, modes, strict=True):
-            model.train(mode_of_modules[model])
-            for module, training in mode_of_modules.items():  # frozen parts may stay in evaluation
-                module.training = training
+        for model in models:
+            model.train(modes[model])
+        for module, training in modes.items():  # frozen parts may stay in evaluation
+            module.training = training
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:

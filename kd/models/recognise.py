@@ -60,8 +60,12 @@ def tensors_digest(tensors: Tensors) -> str:
     Its classifier, positions, mask token and counters of BatchNorm do not count: they differ between files of one
     architecture.
     """
-    names = [name for name in _without_counters(tensors) if not HEADS.match(name)]
-    lines = [f"{name} {tuple(tensors[name].shape)}\n" for name in names if name not in NOT_COMPARED]
+    lines = []
+    for name in _without_counters(tensors):
+        if name in NOT_COMPARED or HEADS.match(name):
+            continue
+        shape = tuple(tensors[name].shape)
+        lines.append(f"{name} {shape}\n")
     text = "".join(sorted(lines))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -157,8 +161,11 @@ def _places(tensors: Tensors) -> Iterator[Tensors]:
     """What may be a model in a file, by timm's names, on the ``meta`` device; the register tokens of DINOv2's authors, which
     timm's filter renames, by timm's name.
     """
-    on_no_device = {name: torch.empty_like(x, device="meta") for name, x in tensors.items()}
-    for _, state, _ in places(on_no_device, max(LEAST, len(tensors) / MOST_PLACES)):
+    on_no_device = {}
+    for name, value in tensors.items():
+        on_no_device[name] = torch.empty_like(value, device="meta")
+    least = max(LEAST, len(tensors) / MOST_PLACES)
+    for _, state, _ in places(on_no_device, least):
         if REGISTERS in state:
             state["reg_token"] = state.pop(REGISTERS)
         yield state

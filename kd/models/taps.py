@@ -119,7 +119,8 @@ class Taps:
         self.add(patterns, key)
         with torch.no_grad(), evaluating(self._model), self as caught:
             self._run()
-        shapes = [tuple(x.shape) for x in self.read(caught, patterns, tokens, key)]
+        outputs = self.read(caught, patterns, tokens, key)
+        shapes = [tuple(x.shape) for x in outputs]
         return self.paths(patterns), shapes
 
     def add(self, patterns: str | list[str], key: str = KEY) -> None:
@@ -154,10 +155,15 @@ class Taps:
             UserError: a pattern that no layer matches.
         """
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if wanted not in self._paths:  # once, not in every step: it walks the whole model
-            resolved = [self._resolved(pattern, key) for pattern in wanted]
-            self._paths[wanted] = layer_paths(self._model, resolved, key, [MAPS, PRELOGITS])
-        return self._paths[wanted]
+        if wanted in self._paths:  # once, not in every step: it walks the whole model
+            return self._paths[wanted]
+        resolved = []
+        for pattern in wanted:
+            resolved.append(self._resolved(pattern, key))
+        besides = [MAPS, PRELOGITS]
+        paths = layer_paths(self._model, resolved, key, besides)
+        self._paths[wanted] = paths
+        return paths
 
     def _resolved(self, pattern: str, key: str) -> str:
         """The layer that ``maps``, ``maps@1/3`` or ``maps@stride8`` means; any other pattern is returned as it is.
@@ -180,18 +186,14 @@ class Taps:
         fourth. A ViT's map is read as its next block normalises it.
 
         Raises:
-            UserError: timm lists no features of the model, or none at that share; ``key`` begins the message.
+            UserError: timm lists no feature at that share; ``key`` begins the message.
         """
         count = len(self._features)
-        name = _title(self._model)
-        if not count:
-            raise UserError(
-                f"{key}: timm lists no features of {name}, so 'maps@{part}/{parts}' names none: name a layer"
-            )
         place = max(1, math.ceil(count * part / parts))  # from 1
         if place > count:
             raise UserError(
-                f"{key}: 'maps@{part}/{parts}' is beyond timm's {count} features of {name}"
+                f"{key}: timm lists {count} features of {_title(self._model)}, so 'maps@{part}/{parts}' names none: "
+                "name a layer"
             )
         layer = self._features[place - 1]["module"]
         normed = f"blocks.{place}.norm1"
@@ -299,7 +301,9 @@ class Taps:
         if x.ndim != 3:
             return x.ndim == 4
         patches = x.shape[1] - self._prefix_tokens
-        return patches >= 2 and x.shape[2] >= 2 and self._grid(patches) is not None
+        if patches < 2 or x.shape[2] < 2:
+            return False
+        return self._grid(patches) is not None
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -314,10 +318,13 @@ class Taps:
 
         Of a layer that runs several times the last output stays.
         """
-        first = output[0] if isinstance(output, tuple | list) and output else output
-        if self._caught is not None and isinstance(first, Tensor):
-            self._caught.pop(path, None)
-            self._caught[path] = first
+        if self._caught is None:
+            return
+        if isinstance(output, tuple | list) and output:
+            output = output[0]
+        if isinstance(output, Tensor):
+            self._caught.pop(path, None)  # so that it is the last one
+            self._caught[path] = output
 
     def _catch_input(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self._caught is not None:
@@ -343,11 +350,13 @@ class Taps:
         """
         read = []
         for path in self.paths(patterns):
-            layer = f"{key}: layer '{path}' of {_title(self._model)}"
+            problem = ""
             if path not in caught:
-                raise UserError(f"{layer} gives nothing in a forward")
-            if caught[path].ndim == 3 and tokens == "class" and not self._prefix_tokens:
-                raise UserError(f"{layer} has no class token (tokens=patch)")
+                problem = "gives nothing in a forward"
+            elif caught[path].ndim == 3 and tokens == "class" and not self._prefix_tokens:
+                problem = "has no class token (tokens=patch)"
+            if problem:
+                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} {problem}")
             read.append(self._form(caught[path], tokens))
         return read
 
@@ -383,8 +392,10 @@ class Taps:
         height, width = self._size
         first, second, third = x.shape[1:]
         of_picture = math.log(height / width)
-        channels_first = abs(math.log(second / third) - of_picture)
-        channels_last = abs(math.log(first / second) - of_picture)
+        if_first = math.log(second / third)
+        if_last = math.log(first / second)
+        channels_first = abs(if_first - of_picture)
+        channels_last = abs(if_last - of_picture)
         if abs(channels_first - channels_last) < 0.05:  # within 5 %
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return channels_last < channels_first

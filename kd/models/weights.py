@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError, plain
 from kd.models.arguments import LOADS
 from kd.models.foreign import TRANSFORMERS, Pixels, Trained, foreign_models
 from kd.models.output_scale import unit_output
@@ -357,7 +357,7 @@ def _why(error: Exception) -> str:
         return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
     if "Weights only load failed" in text:  # torch's advice is to run the file's code
         return ": torch has not saved it"
-    return f" ({type(error).__name__}: {first_line(error)[:160]})"
+    return f" ({plain(error)})"
 
 
 def names_in(content: object) -> list[str]:
@@ -378,13 +378,19 @@ def names_in(content: object) -> list[str]:
 
 def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
-    if isinstance(value, Mapping) and all(type(number) is int for number in value.values()):
-        value = sorted(value, key=value.__getitem__)
-    elif isinstance(value, Mapping) and all(str(key).isdecimal() for key in value):
-        value = [value[number] for number in sorted(value, key=int)]
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return list(value)
-    return []
+    if isinstance(value, Mapping):
+        are_numbers = all(type(number) is int for number in value.values())
+        are_names_by_number = all(str(key).isdecimal() for key in value)
+        if are_numbers:
+            value = sorted(value, key=value.__getitem__)
+        elif are_names_by_number:
+            numbers = sorted(value, key=int)
+            value = [value[number] for number in numbers]
+    if not isinstance(value, list | tuple):
+        return []
+    if not all(isinstance(name, str) for name in value):
+        return []
+    return list(value)
 
 
 def read_names(file: Path, key: str) -> list[str]:

@@ -105,9 +105,18 @@ def assemble(
         )
     prepare = _prepared(student, begun)
     average = moving_average(begun.model, ema_decay)
-    started = begun.start, begun.note, begun.parent
     learner = Student(
-        begun.model, prepare, objective, data, found, average, optim, student, *started
+        begun.model,
+        prepare,
+        objective,
+        data,
+        found,
+        average,
+        optim,
+        student,
+        begun.start,
+        begun.note,
+        begun.parent,
     )
     return DistillationModule(learner, found)
 
@@ -132,7 +141,10 @@ def _check_parts(
 def _report_larger(student: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> None:
     """Reports a student that has more parameters, by 5 % and more, than each of its teachers of a known size."""
     members = {} if teacher is None else teacher.members
-    sizes = {m.arch: count_parameters(m.model) for m in members.values() if not m.closed}
+    sizes = {}
+    for member in members.values():
+        if not member.closed:
+            sizes[member.arch] = count_parameters(member.model)
     own = count_parameters(model)
     largest = max(sizes, key=lambda arch: sizes[arch], default="")
     if largest and own > 1.05 * sizes[largest]:
@@ -155,9 +167,7 @@ def _prepared(student: StudentSpec, begun: "Begun") -> Preprocess:
         UserError: a backbone that would be frozen with random weights.
     """
     model = begun.model
-    prepare = preprocess_for(
-        model, img_size=student.img_size, channels_last=False, mean=student.mean, std=student.std
-    )
+    prepare = preprocess_for(model, img_size=student.img_size, mean=student.mean, std=student.std)
     if begun.start == "pre-trained":  # a student may be trained on at another size
         moments = input_named_by_weights(student, model)
         moments.pop("img_size", None)

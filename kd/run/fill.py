@@ -80,9 +80,11 @@ class Fill(LightningModule):
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
         batches = self.pictures.fill_batches(self.view, self._present, rank, ranks)
+        number = self.view + 1
         pictures = sum(map(len, batches)) * ranks
-        label = f"view {self.view + 1}/{self.views}"
-        self._bar = bar(label=label, total=pictures, disable=not self.trainer.is_global_zero)
+        label = f"view {number}/{self.views}"
+        hidden = not self.trainer.is_global_zero
+        self._bar = bar(label=label, total=pictures, disable=hidden)
         return self.pictures.fill_dataloader(batches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
@@ -99,7 +101,9 @@ class Fill(LightningModule):
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
             cache.answer(batch, self.wanted, name)
-        self._bar.update(len(batch["index"]) * self.trainer.world_size)
+        pictures = len(batch["index"])
+        ranks = self.trainer.world_size
+        self._bar.update(pictures * ranks)
 
     def on_validation_end(self) -> None:
         """Closes the progress bar."""

@@ -192,15 +192,19 @@ def _tell_failure(run: Run, error: Exception) -> None:
     Each rank reports its own: rank 0 may be the one that is gone.
     """
     rank = run.trainer.global_rank
-    who = f"kd-train: rank {rank}" if rank else "kd-train"
+    who = "kd-train"
+    file = "error.txt"
+    if rank:
+        who = f"kd-train: rank {rank}"
+        file = f"error.rank{rank}.txt"
     folder = run.folder.path
-    file = f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     sagemaker.tell_failure(reason(error))
     if folder is None or not run.folder.begun:
         return
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
-    if rank == 0 and (folder / "checkpoints" / LAST).is_file() and not trains_teacher():
+    last = folder / "checkpoints" / LAST
+    if rank == 0 and last.is_file() and not trains_teacher():
         how = f"kd-train resume={folder}"
         print(f"{who}: to resume from the last checkpoint: {how}", file=sys.stderr, flush=True)
 

@@ -631,9 +631,16 @@ def _ranks(
     """
     grams: dict[str, Tensor] = {}
     for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
-        images = batch["image"][batch["index"] >= 0].to(device)
+        is_real = batch["index"] >= 0
+        images = batch["image"][is_real].to(device)
         for name, model in models.items():
             features_ND = model(images).double()
             gram_DD = features_ND.T @ features_ND
-            grams[name] = grams[name] + gram_DD if name in grams else gram_DD
-    return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}
+            if name in grams:
+                gram_DD = grams[name] + gram_DD
+            grams[name] = gram_DD
+    ranks = {}
+    for name, gram in grams.items():
+        rank = rank_of_gram(gram)
+        ranks[name] = round(rank, 4)
+    return ranks

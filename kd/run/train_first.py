@@ -178,7 +178,11 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
                 f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
                 f"another {key}.checkpoint"
             )
-        if is_typed or (said.foreign and _holds(given, arch, key)):
+        stays = is_typed
+        if said.foreign and not stays:
+            _, tensors, _ = read_weights(Path(given["checkpoint"]), f"{key}.checkpoint")
+            stays = holds(tensors, arch, given["kwargs"])
+        if stays:
             continue
         named = TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"])
         spec = completed(named, key)
@@ -188,18 +192,6 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
             if value is not None and not is_typed:
                 replaced[f"{key}.{name}"] = value
     return {**replaced, **_following(config, replaced, typed)}
-
-
-def _holds(teacher: Mapping[str, Any], arch: str, key: str) -> bool:
-    """Whether a teacher's checkpoint has the tensors of the architecture that its settings name.
-
-    Args:
-        teacher: its settings, below ``key``.
-        arch: timm's name, without a prefix.
-        key: for messages.
-    """
-    _, tensors, _ = read_weights(Path(teacher["checkpoint"]), f"{key}.checkpoint")
-    return holds(tensors, arch, teacher["kwargs"])
 
 
 def _following(

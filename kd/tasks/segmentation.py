@@ -277,8 +277,10 @@ def colours(classes: int) -> np.ndarray:
     palette = np.zeros((max(256, classes + 1), 3), np.uint8)
     for class_id in range(classes):
         hue = class_id * golden_ratio % 1
-        shares = hsv_to_rgb(hue, 200 / 255, brightness[class_id % 3] / 255)
-        palette[class_id] = [round(255 * share) for share in shares]
+        value = brightness[class_id % 3] / 255
+        shares = hsv_to_rgb(hue, 200 / 255, value)
+        colour = [round(255 * share) for share in shares]
+        palette[class_id] = colour
     return palette
 
 

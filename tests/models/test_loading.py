@@ -14,13 +14,11 @@ from tests.distill.inherit._vits import small_vit as vit
 
 def test_freezing_leaves_a_gradient_to_the_classifier_alone() -> None:
     model = vit()
-    assert freeze_backbone(model, "vit") == ("head",)
+    assert freeze_backbone(model) == ("head",)
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
         "head.weight",
         "head.bias",
     }
-    with pytest.raises(UserError, match="nothing is left to train"):
-        freeze_backbone(vit(num_classes=0), "vit")
 
 
 def test_a_checkpoint_fits_or_says_what_does_not(tmp_path: Path) -> None:
@@ -47,6 +45,6 @@ def test_weights_that_are_nan_or_infinite_are_refused(
     state["blocks.1.mlp.fc1.weight"].view(-1)[3] = value
     torch.save(state, tmp_path / "failed.pth")
     with pytest.raises(
-        UserError, match=r"failed.pth holds 1 value of blocks.1.mlp.fc1.weight that"
+        UserError, match=r"failed.pth holds NaN or infinite weights, 1 of blocks.1.mlp.fc1.weight"
     ):
         load_checkpoint(tiny_vit(), tmp_path / "failed.pth", "model.teacher.checkpoint", (), head)
