@@ -218,14 +218,14 @@ def _check_proof(splits: "Splits", run: Path | None, options: EvalOptions) -> No
     """Refuses pictures that can't certify a run's student (None: a weights file's model), and keeps what speaks against
     them in ``options``, with the split that certifies where none is named.
     """
-    from kd.run.certify import check_pictures, usual_split
+    from kd.run.certify import cautions_about, usual_split
 
     if options.folder:
         splits.listed("train")  # the classes
         splits.list_folder(options.folder, splits.source.classes)
     elif not options.split:
         options.split = usual_split(splits)
-    options.cautions[run] = check_pictures(splits, run, options)
+    options.cautions[run] = cautions_about(splits, run, options)
 
 
 def _check_teachers(teachers: Mapping[str, Mapping[str, Any]], key: str, name: str) -> None:

@@ -14,7 +14,7 @@ from kd.machine import in_job, log_nccl
 from kd.run import keys
 from kd.run.needs import check_downloads, check_named, check_needs
 from kd.run.options import read_options
-from kd.run.paths import SETTINGS, list_of_kind, listing, names
+from kd.run.paths import SETTINGS, files_listed, list_of_kind, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
 from kd.run.run import Run
@@ -201,9 +201,9 @@ def _take_over(container: sagemaker.Container, request: Request) -> None:
     if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
         request.rest = []
     merge(request, container.settings, "SageMaker's hyperparameters")
-    request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
+    request.overlays = [sagemaker.channel_folder(name) for name in request.overlays]
     if request.recipe:
-        request.recipe = sagemaker.folder_of(request.recipe)
+        request.recipe = sagemaker.channel_folder(request.recipe)
     else:
         request.recipe = None
     if request.value_of("runs_dir") is None:
@@ -303,6 +303,6 @@ def _information(request: Request) -> str:
             part = f"{request.about}."
             for one in classes():
                 if request.about in one.names:
-                    return keys.listing(dict(one.arguments), "")
-        return keys.listing({**keys.schema(), **request.class_keys()}, part)
-    return HELP.format(recipes=listing("recipes", "recipe="))
+                    return keys.keys_listed(dict(one.arguments), "")
+        return keys.keys_listed({**keys.schema(), **request.class_keys()}, part)
+    return HELP.format(recipes=files_listed("recipes", "recipe="))

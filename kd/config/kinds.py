@@ -103,7 +103,7 @@ class AnyClass:
         return handler(Annotated[Any, PlainValidator(node)])
 
 
-def duration(value: object) -> timedelta:
+def duration_of(value: object) -> timedelta:
     """The time that a :data:`Duration` says.
 
     Raises:
@@ -118,7 +118,7 @@ def _written(value: object) -> object:
     """A duration as it is written; raises where it is none."""
     if isinstance(value, bool):
         raise ValueError("no duration")
-    duration(value)
+    duration_of(value)
     return value
 
 

@@ -70,7 +70,7 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     return facts
 
 
-def facts_of(
+def picture_facts(
     facts: Mapping[str, Sequence[float | None]], p: np.ndarray
 ) -> dict[str, dict[str, float | None]]:
     """What the facts of the classes say of one picture; the server returns it.

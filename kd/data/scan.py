@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
-from kd.data.sources.base import SplitFacts, facts_of, whole_of
+from kd.data.sources.base import SplitFacts, split_facts, whole_of
 from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
@@ -83,7 +83,7 @@ def scan(
     label: str,
     check: Check = "all",
     max_pixels: int = MAX_PIXELS,
-    facts: Callable[[Split], SplitFacts] = facts_of,
+    facts: Callable[[Split], SplitFacts] = split_facts,
 ) -> Scan:
     """Checks every picture of a split once, by one process a machine, and caches the result.
 
@@ -215,19 +215,19 @@ def facts_of_machine(split: Split, since: float) -> SplitFacts:
         since: when this process began to list it, in seconds of the Unix clock.
     """
     if len(split.targets) <= FACTS_SHARED:
-        return facts_of(split)
+        return split_facts(split)
     stream = _Hashed()
     try:
         pickle.dump(split, stream)
     except Exception:  # a split of someone's own raises any kind
-        return facts_of(split)
+        return split_facts(split)
     note = cache_dir() / "scans" / f"facts-{stream.digest.hexdigest()[:16]}.json"
     with _alone(note.with_suffix(".lock")):
         with suppress(OSError, ValueError, TypeError, KeyError):
             content = json_of(text_of(note))
             if content["host"] == socket.gethostname() and content["time"] >= since:
                 return SplitFacts(*map(str, content["facts"]))
-        facts = facts_of(split)
+        facts = split_facts(split)
         with suppress(OSError):
             found = {"host": socket.gethostname(), "time": time.time(), "facts": facts}
             write_text(note, json.dumps(found))

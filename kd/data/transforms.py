@@ -307,12 +307,12 @@ def _blend(pairs: Tensor, share: Tensor) -> Tensor:
 
 def _paste(pairs: Tensor, boxes: Tensor) -> Tensor:
     """Cutmix: both pictures of each pair ``(P, 2, 3, H, W)`` with the other one's pixels in the pair's box ``(P, 4)``, see
-    :func:`inside`.
+    :func:`pixels_inside`.
     """
-    return torch.where(inside(pairs, boxes)[:, None, None], pairs.flip(1), pairs)
+    return torch.where(pixels_inside(pairs, boxes)[:, None, None], pairs.flip(1), pairs)
 
 
-def inside(images: Tensor, boxes: Tensor) -> Tensor:
+def pixels_inside(images: Tensor, boxes: Tensor) -> Tensor:
     """The pixels in each picture's box.
 
     Args:

@@ -96,14 +96,14 @@ def channel_variable(name: str) -> str:
     return re.sub(r"\W", "_", f"SM_CHANNEL_{name.upper()}")
 
 
-def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
+def channel_folder(value: str, env: Mapping[str, str] = os.environ) -> str:
     """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
     value stays as it is.
 
     Raises:
         UserError: the job has no such channel.
 
-    >>> folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
+    >>> channel_folder("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
     '/data/photos'
     """
     if not value.startswith(CHANNEL):

@@ -183,7 +183,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     top = sorted(time_ms, key=lambda key: -time_ms[key])[:TOP]
     groups: dict[str, float] = defaultdict(float)
     for (name, _), ms in time_ms.items():
-        groups[group_of(name)] += ms / total
+        groups[kind_of_work(name)] += ms / total
     rows = [
         {
             "name": key[0][:100],
@@ -219,10 +219,10 @@ def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: 
     return ""
 
 
-def group_of(operation: str) -> str:
+def kind_of_work(operation: str) -> str:
     """The kind of work that a profiled operation does, by its name: one of :data:`GROUPS`, or ``other``.
 
-    >>> group_of("aten::_scaled_dot_product_flash_attention"), group_of("aten::gelu")
+    >>> kind_of_work("aten::_scaled_dot_product_flash_attention"), kind_of_work("aten::gelu")
     ('attention', 'other')
     """
     name = operation.lower()

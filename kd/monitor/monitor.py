@@ -22,7 +22,7 @@ from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
-from kd.monitor.results import BeginResults, WatchedResults, folder_of
+from kd.monitor.results import BeginResults, WatchedResults, records_folder
 from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
@@ -76,7 +76,7 @@ class Monitor(Callback):
         self._place = str(folder)
         self._loop: PlainLoop | None = None
         self._between_epochs = False  # of a plain loop
-        self._begin(Watched(folder_of(self._place)), _spec_of(settings))
+        self._begin(Watched(records_folder(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
         """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in the order of
@@ -150,7 +150,7 @@ class Monitor(Callback):
     # -- a plain loop --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
         """Begins a plain loop, with new parts; the folder is made with the first batch."""
-        self._begin(WatchedLoop(folder_of(self._place)), self.spec)
+        self._begin(WatchedLoop(records_folder(self._place)), self.spec)
         return self
 
     def __call__(self, loader: Iterable[Batch], model: nn.Module | None = None) -> Iterator[Batch]:

@@ -30,7 +30,7 @@ FOLDER = "kd.Monitor: folder"
 """The argument that names the place, in messages: ``kd.Monitor("s3://bucket/name/run")``."""
 
 
-def folder_of(place: str) -> Path:
+def records_folder(place: str) -> Path:
     """Where a training's records lie on this disk.
 
     Args:
@@ -64,7 +64,7 @@ class WatchedResults(Callback):
         self.place = place
         self.settings = settings
         self.stopping = stopping
-        self.folder = folder_of(place)
+        self.folder = records_folder(place)
         self._mirror: Mirror | None = None
         self._started = time.monotonic()
         self._losses: HostCopies[dict[str, int]] = HostCopies()

@@ -53,7 +53,7 @@ Lines = dict[str, list[Any]]
 """By label, a value of each reading; None where it lacks one."""
 
 
-def lines_of(rows: Sequence[Json], keys: Mapping[str, str]) -> Lines:
+def lines_in_rows(rows: Sequence[Json], keys: Mapping[str, str]) -> Lines:
     """The values of ``keys``, name in a row by label, in all rows; lines without any value are left out."""
     lines = {label: [row.get(key) for row in rows] for label, key in keys.items()}
     return {label: values for label, values in lines.items() if set(values) != {None}}
@@ -143,10 +143,10 @@ def machine_series(run: RunRecords) -> dict[str, tuple[list[float], Lines]]:
             loaders = sum(sample.get("workers", []))
             rows.append({**sample, "cores": mean(sample["cpu"]), "loaders": loaders})
         for title, keys in MACHINE.items():
-            series[title.format(where)] = seconds, lines_of(rows, keys)
+            series[title.format(where)] = seconds, lines_in_rows(rows, keys)
         for number, readings in enumerate(gpus_of(samples)):
             for unit, keys in GPU.items():
-                series[f"GPU {number}{where} ({unit})"] = seconds, lines_of(readings, keys)
+                series[f"GPU {number}{where} ({unit})"] = seconds, lines_in_rows(readings, keys)
     return series
 
 
@@ -229,11 +229,11 @@ def health_lines(facts: Facts) -> list[Chart | None]:
     without values.
     """
     run = facts.run
-    charts = {title: lines_of(run.health, keys) for title, keys in HEALTH.items()}
+    charts = {title: lines_in_rows(run.health, keys) for title, keys in HEALTH.items()}
     for title, key in HEALTH_GROUPS.items():
         rows = [reading.get(key, {}) for reading in run.health]
         names = {name: name for row in rows for name in row}
-        charts[title] = lines_of(rows, names)
+        charts[title] = lines_in_rows(rows, names)
     steps = [reading["step"] for reading in run.health]
     drawn = []
     for title, lines in charts.items():

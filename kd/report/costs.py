@@ -1,6 +1,6 @@
 """What a run takes and costs, as it is and with a change: ``kd-report RUN --what-if``, and the page's tables of costs.
 
-:func:`predict` is the one function that predicts; the tables list what it says of several changes.
+:func:`outlook_of` is the one function that predicts; the tables list what it says of several changes.
 """
 
 import math
@@ -106,7 +106,7 @@ class Outlook:
     """Price of the whole run; None: not known."""
 
 
-def predict(facts: Facts, change: Change) -> Outlook:
+def outlook_of(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
     More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
@@ -194,9 +194,9 @@ def outlook_table(facts: Facts, change: Change) -> Table:
     """The run as it is, and as it would be with ``change``; the note says what that assumes.
 
     Raises:
-        UserError: see :func:`predict`.
+        UserError: see :func:`outlook_of`.
     """
-    now, then = predict(facts, Change()), predict(facts, change)
+    now, then = outlook_of(facts, Change()), outlook_of(facts, change)
     numbers = {
         "step ms": (now.step_ms, then.step_ms),
         "images/s": (now.images_per_s, then.images_per_s),

@@ -26,7 +26,7 @@ from kd.callbacks.run_folder import unclaimed
 from kd.config import parts as listed
 from kd.config.kinds import (
     AnyClass,
-    duration,
+    duration_of,
     fields,
     fitted,
     read,
@@ -371,7 +371,7 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
     # as Lightning's max_time, which reads days:hours:minutes:seconds itself
     of = read(kind)
     if value is not None and timedelta in of.types and str not in of.types:
-        return duration(value)
+        return duration_of(value)
     group = of.group
     takes_class = of.part is not None
     if of.part is not None and isinstance(value, dict) and "class_path" in value:

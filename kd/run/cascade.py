@@ -76,7 +76,7 @@ def cascade_of(
         subject: the models; a bare weights file has no folder to write to.
         sureness: of the student on each labelled picture.
         options: name the goal and the pictures.
-        cautions: what speaks against the pictures (:func:`kd.run.certify.check_pictures`), lines.
+        cautions: what speaks against the pictures (:func:`kd.run.certify.cautions_about`), lines.
 
     Returns:
         What :func:`kd.proof.cascade.choose_threshold` gives, with ``goal``, ``cautions``, ``student_ms``, ``teacher_ms``,

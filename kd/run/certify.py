@@ -36,7 +36,7 @@ LOOKS_LOCK = ".looks.lock"
 """File of a run's folder that is locked while a look is added: two commands may measure at once."""
 
 
-def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
+def groups_in(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
     """The group of each picture, ``(N,)`` numbers from 0 on, by the first brackets of a pattern in its name.
 
     Args:
@@ -73,7 +73,7 @@ def usual_split(splits: Splits) -> str:
     return "val"
 
 
-def check_pictures(splits: Splits, run: Path | None, options: EvalOptions) -> list[str]:
+def cautions_about(splits: Splits, run: Path | None, options: EvalOptions) -> list[str]:
     """Refuses pictures that can't certify a run's student.
 
     Args:
@@ -86,12 +86,12 @@ def check_pictures(splits: Splits, run: Path | None, options: EvalOptions) -> li
 
     Raises:
         UserError: the student was trained on some of these pictures, or some chose its epoch and ``despite_choice`` is
-            not given; or as of :func:`group_of`.
+            not given; or as of :func:`groups_in`.
     """
     place = options.place
     if options.claim is not None and options.claim.groups is not None:
         split = splits.listed(place)[0]
-        group_of(split, np.arange(len(split.targets)), options.claim.groups)
+        groups_in(split, np.arange(len(split.targets)), options.claim.groups)
     if run is None:
         return ["how the weights were chosen is not known: no run is beside them"]
     if place == "train":
@@ -232,7 +232,7 @@ def certificates(
         pairs[0] = first.of("teacher"), first.of("student"), ("the teacher", "the student")
     group = None
     if claim.groups is not None:
-        group = group_of(measured[0].data.split(place), first.picture_numbers(), claim.groups)
+        group = groups_in(measured[0].data.split(place), first.picture_numbers(), claim.groups)
     found = {}
     for number, (reference, candidate, names_of_pair) in pairs.items():
         assert reference is not None and candidate is not None

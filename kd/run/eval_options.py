@@ -138,7 +138,7 @@ class EvalOptions(CertificateOptions):
     of_files: list[str] = field(default_factory=list, kw_only=True)
     """Words such as ``arch=NAME``, settings of ``model.teacher`` that say how a bare weights file is read."""
     cautions: dict[Path | None, list[str]] = field(default_factory=dict, kw_only=True)
-    """By the run's folder, what :func:`kd.run.certify.check_pictures` has found before torch was imported."""
+    """By the run's folder, what :func:`kd.run.certify.cautions_about` has found before torch was imported."""
 
     def __post_init__(self) -> None:
         """Refuses options that have no effect, exclude each other, or a pattern without brackets."""

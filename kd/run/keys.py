@@ -58,7 +58,7 @@ def declared(key: str) -> object:
     return kind
 
 
-def listing(keys: dict[str, Key], pattern: str) -> str:
+def keys_listed(keys: dict[str, Key], pattern: str) -> str:
     """The settings in whose key ``pattern`` occurs, a line each: key, type, default, meaning. "" gives all.
 
     Raises:

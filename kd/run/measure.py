@@ -32,8 +32,8 @@ from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of
 from kd.run.certify import (
     add_looks,
+    cautions_about,
     certificates,
-    check_pictures,
     count_look,
     usual_split,
 )
@@ -370,12 +370,12 @@ def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Li
 
 
 def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
-    """What speaks against the pictures of a certificate or a cascade (:func:`check_pictures`); [] of other figures."""
+    """What speaks against the pictures of a certificate or a cascade (:func:`cautions_about`); [] of other figures."""
     if not options.proves:
         return []
     if subject.run in options.cautions:
         return options.cautions[subject.run]
-    return check_pictures(subject.data.splits, subject.run, options)
+    return cautions_about(subject.data.splits, subject.run, options)
 
 
 def _add_proofs(

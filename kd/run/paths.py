@@ -35,7 +35,7 @@ def names(kind: str) -> dict[str, str]:
     return comments
 
 
-def listing(kind: str, prefix: str) -> str:
+def files_listed(kind: str, prefix: str) -> str:
     """Recipes or overlays with their first comment line, a line each.
 
     Args:
@@ -99,7 +99,7 @@ def list_of_kind(kind: str) -> str:
         UserError: another kind.
     """
     if not kind:
-        return listing("recipes", "recipe=") + listing("configs", "config=")
+        return files_listed("recipes", "recipe=") + files_listed("configs", "config=")
     if kind == "models":
         import timm
 

@@ -14,7 +14,7 @@ from typing import Any
 from kd.config.kinds import Key, read
 from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
-from kd.launch.sagemaker import CHANNEL, folder_of
+from kd.launch.sagemaker import CHANNEL, channel_folder
 from kd.run import files, keys
 from kd.run.checks import check_read, check_warmup, notes_on_patches
 from kd.run.gate import check_foreign, vouched
@@ -225,7 +225,7 @@ def with_folders(value: Value) -> Value:
         return {name: with_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [with_folders(inner) for inner in value]
-    return folder_of(value) if str(value).startswith(CHANNEL) else value
+    return channel_folder(value) if str(value).startswith(CHANNEL) else value
 
 
 def _check_says_something(key: str, word: Word) -> None:

@@ -126,7 +126,9 @@ def train_teacher_first(
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_downloadable(backbone["arch"], "model.teacher.backbone")
-    trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero(), limits)
+    trained = trained_teacher(
+        items, training_digest(own, source), own["recipe"], is_rank_zero(), limits
+    )
     return {
         "model.teacher.checkpoint": str(trained),
         "model.teacher.backbone": None,  # it has done its part
@@ -297,7 +299,7 @@ def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict
     return limits
 
 
-def key_of(config: dict[str, Any], source: Source) -> str:
+def training_digest(config: dict[str, Any], source: Source) -> str:
     """A digest of all that a teacher's training depends on, which names the trained teacher in the cache.
 
     These are its settings, the pictures, the backbone's weights, the versions of kd, torch, torchvision and timm, and

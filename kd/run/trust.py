@@ -187,7 +187,7 @@ def trusted_class(name: str, trusted: Trust) -> type | None:
     return named
 
 
-def refused(name: str) -> str:
+def why_refused(name: str) -> str:
     """What is said of a class that is not listed: its name, the list, and how to trust it. The key comes before it."""
     module = name.rpartition(".")[0] or name
     return (
@@ -203,7 +203,7 @@ def refused_at(name: str, kind: str) -> str:
     other = next((one for one in listed.classes() if name in one.names), None)
     if other:
         return f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)"
-    return refused(name)
+    return why_refused(name)
 
 
 def unlisted(one: Listed) -> str:

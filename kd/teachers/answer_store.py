@@ -26,7 +26,7 @@ from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
 from kd.storage.writing import file_for, make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature
-from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare, digest
+from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare_fingerprints, digest
 
 BEGUN = (".lock", f"{FINGERPRINT}.part")
 """What a cache's folder holds before its fingerprint."""
@@ -143,7 +143,7 @@ class AnswerStore:
         """Reads the fingerprint of a published store and compares it; opens the files of a folder."""
         place = self.kind.place
         text = fingerprint_text(place, self._key)
-        there = compare(text, self.kind.parts, place, self._key).get("views")
+        there = compare_fingerprints(text, self.kind.parts, place, self._key).get("views")
         if not isinstance(there, int):
             raise UserError(
                 f"{self._key}.cache_dir: {place} is not whole yet: run kd-cache again to resume"
@@ -176,7 +176,9 @@ class AnswerStore:
             if not os.path.lexists(file):
                 write_text(file, json.dumps(self.kind.parts, indent=1))
             os.close(_plain_file(file, os.O_RDONLY))  # refuses a link before it is read
-            compare(text_of(file, errors="replace"), self.kind.parts, str(folder), self._key)
+            compare_fingerprints(
+                text_of(file, errors="replace"), self.kind.parts, str(folder), self._key
+            )
             self._open()
 
     @property

@@ -103,7 +103,7 @@ def parts_in(text: str) -> Parts:
         return {}
 
 
-def compare(text: str, fingerprint: Parts, folder: str, key: str) -> dict[str, Any]:
+def compare_fingerprints(text: str, fingerprint: Parts, folder: str, key: str) -> dict[str, Any]:
     """Compares the fingerprint that a cache holds with the run's.
 
     Args:

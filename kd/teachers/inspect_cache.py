@@ -109,7 +109,7 @@ def compare_with_recipe(
         if not wanted.of(name):
             continue
         for kind in layout.kinds(member, wanted.of(name), pixels=member.spec.cache_pixels):
-            place, differing = nearest(places, kind.parts, member.key)
+            place, differing = nearest_cache(places, kind.parts, member.key)
             result = "fits"
             if differing:
                 fits = False
@@ -122,7 +122,7 @@ def compare_with_recipe(
     return fits, "\n".join(lines)
 
 
-def nearest(caches: Mapping[str, Parts], wanted: Parts, key: str) -> tuple[str, list[str]]:
+def nearest_cache(caches: Mapping[str, Parts], wanted: Parts, key: str) -> tuple[str, list[str]]:
     """The cache that differs least from what a run wants: its folder, and the settings that differ, as
     :func:`kd.teachers.fingerprint.differing_settings` says them.
 
@@ -157,5 +157,5 @@ def differing_from_others(cache: CachedTeacher) -> str:
             caches[place] = parts
     if not caches:
         return ""
-    place, differing = nearest(caches, kind.parts, cache.live.key)
+    place, differing = nearest_cache(caches, kind.parts, cache.live.key)
     return f"; those in {place} are of other settings: {'; '.join(differing)}"

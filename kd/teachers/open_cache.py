@@ -18,7 +18,7 @@ from kd.teachers.answer_store import AnswerStore, Kind, check_room, describe_kin
 from kd.teachers.base import Ensemble, RunTeacher
 from kd.teachers.cache_layout import Layout, topk_temperature
 from kd.teachers.cached import CachedTeacher
-from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare
+from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare_fingerprints
 
 DISK_SHARE = 0.5
 """Largest share of the free disk that answers take unasked (``cache=auto``)."""
@@ -260,7 +260,7 @@ def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
     if not file.is_file():
         return False
     wanted = {part: kind.parts[part] for part in parts}
-    compare(text_of(file, errors="replace"), wanted, str(kind.folder), key)
+    compare_fingerprints(text_of(file, errors="replace"), wanted, str(kind.folder), key)
     return True
 
 

@@ -18,7 +18,7 @@ from kd.teachers.base import RunTeacher
 from kd.teachers.fingerprint import (
     RECORDS,
     Parts,
-    compare,
+    compare_fingerprints,
     digest,
     eval_view_of,
     parts_in,
@@ -146,7 +146,7 @@ class StoredAnswers(RunTeacher):
             every_view = not stored.get("transform")
             parts = {"teacher": stored.get("teacher", {}), **parts_of(data, split, every_view)}
             try:
-                compare(text, parts, place, self.key)
+                compare_fingerprints(text, parts, place, self.key)
             except UserError as error:
                 differing = differing or error
                 continue

@@ -14,14 +14,26 @@ import pytest
 
 from kd import progress
 from kd.data.sources import FoodTagCalories, FoodTagMini, foodtag
-from kd.data.sources.foodtag import drawing
+from kd.data.sources.foodtag import drawing_program
 from kd.errors import UserError
 
-build, draw, portion_of = drawing().build, drawing().draw, drawing().portion_of
-CLASSES, SIZE, VERSION = drawing().CLASSES, drawing().SIZE, drawing().VERSION
+build, draw, portion_of = (
+    drawing_program().build,
+    drawing_program().draw,
+    drawing_program().portion_of,
+)
+CLASSES, SIZE, VERSION = (
+    drawing_program().CLASSES,
+    drawing_program().SIZE,
+    drawing_program().VERSION,
+)
 SMALL = {"train": 2, "val": 1}
-PROGRAM = "import sys; from pathlib import Path; from kd.data.sources.foodtag import drawing; "
-PROGRAM += "print(drawing().build(Path(sys.argv[1]), {'train': int(sys.argv[2]), 'val': 1}))"
+PROGRAM = (
+    "import sys; from pathlib import Path; from kd.data.sources.foodtag import drawing_program; "
+)
+PROGRAM += (
+    "print(drawing_program().build(Path(sys.argv[1]), {'train': int(sys.argv[2]), 'val': 1}))"
+)
 
 
 def start(cache: Path, train: int = 2) -> subprocess.Popen[str]:
@@ -80,7 +92,7 @@ def test_a_larger_set_holds_the_smaller_one(first: Path, tmp_path: Path) -> None
 
 
 def test_classes_are_drawn_by_functions_of_their_names() -> None:
-    assert len(CLASSES) == len(set(CLASSES)) == len(drawing().FOODS) == 20
+    assert len(CLASSES) == len(set(CLASSES)) == len(drawing_program().FOODS) == 20
     assert tuple(CLASSES) == tuple(sorted(CLASSES))
 
 
@@ -210,9 +222,7 @@ def test_counts_below_one_are_refused() -> None:
 
 
 def test_drawing_needs_no_torch() -> None:
-    program = (
-        "import sys, kd.data.sources.foodtag as f; f.drawing(); sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys, kd.data.sources.foodtag as f; f.drawing_program(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from kd.data import scan
 from kd.data.sources import FileSplit, Joined, Subset, arrays
 from kd.data.sources.arrays import Column, Names
-from kd.data.sources.base import facts_of
+from kd.data.sources.base import split_facts
 from kd.data.sources.places import Disk
 
 COUNT = 5000
@@ -81,7 +81,7 @@ def test_one_process_of_a_machine_asks_for_each_file_once(
     first = scan.facts_of_machine(split_of(50), begun)
     assert scan.facts_of_machine(split_of(50), begun) == first  # another process
     assert (len(asked), {*asked.values()}) == (50, {1})
-    assert scan.facts_of_machine(split_of(50), time.time()) == first == facts_of(split_of(50))
+    assert scan.facts_of_machine(split_of(50), time.time()) == first == split_facts(split_of(50))
     assert {*asked.values()} == {3}, "a later run asks anew"
 
 

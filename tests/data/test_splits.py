@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kd.data.sources import ImageFolder
-from kd.data.sources.base import Source, facts_of
+from kd.data.sources.base import Source, split_facts
 from kd.data.splits import Splits, held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.errors import UserError
@@ -53,7 +53,7 @@ def test_pictures_that_are_held_out_later_are_hashed_anew(tmp_path: Path) -> Non
     data = Splits(ImageFolder(str(draw_folder(tmp_path, train=4))), DataSettings(check="off"))
     before = data.facts("train")
     data.validate_in_training(0.5)
-    assert data.facts("train") == facts_of(data.split("train")) != before
+    assert data.facts("train") == split_facts(data.split("train")) != before
 
 
 class Known(Source):

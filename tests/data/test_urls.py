@@ -29,7 +29,7 @@ from kd.data.sources import (
     fingerprint,
     identity,
 )
-from kd.data.sources.base import facts_of
+from kd.data.sources.base import split_facts
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.data.splits import load_probe
 from kd.errors import UserError
@@ -108,9 +108,9 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     # a run begun here goes on there, and one whose pictures have changed does not
     assert train_main([f"resume={disk}", f"data.source.root={url}", "trainer.max_epochs=3"]) == 0
     files, path = file_system(f"{url}/train/apple/00.jpg")
-    before_, data = facts_of(ImageFolder(url).load("train")).content, files.cat_file(path)
+    before_, data = split_facts(ImageFolder(url).load("train")).content, files.cat_file(path)
     files.pipe_file(path, data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])  # of the same size
-    assert facts_of(ImageFolder(url).load("train")).content != before_
+    assert split_facts(ImageFolder(url).load("train")).content != before_
     changed = run(recipe, *by_url, cached)
     assert json.loads((changed / "summary.json").read_text())["cache"]["answers_computed"] == 32
 

@@ -14,7 +14,7 @@ import pytest
 
 from kd.launch.child import SAYS_HOW, reason_in, start_kd_train, wait_asleep
 from kd.launch.cluster import recognise_launcher
-from kd.launch.sagemaker import container, folder_of, tell_failure
+from kd.launch.sagemaker import channel_folder, container, tell_failure
 from tests._forks import ForkedRun, as_program, start
 
 
@@ -151,7 +151,7 @@ def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
     assert container(given["env"]) is None
     tell_failure("no memory", given["env"])
     assert not (tmp_path / "output").exists()
-    assert folder_of("channel:train", given["env"]) == str(data / "train")
+    assert channel_folder("channel:train", given["env"]) == str(data / "train")
 
 
 @pytest.mark.parametrize(

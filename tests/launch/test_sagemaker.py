@@ -10,7 +10,7 @@ import pytest
 import timm
 
 from kd.errors import UserError
-from kd.launch.sagemaker import _as_text, folder_of
+from kd.launch.sagemaker import _as_text, channel_folder
 from kd.run.request import merge, translate, with_folders
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -168,11 +168,11 @@ def test_names_with_a_hyphen_are_keys_as_on_a_command_line() -> None:
 
 def test_channels_by_name(tmp_path: Path) -> None:
     env = {"SM_CHANNEL_TRAIN": "/data/train", "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    assert folder_of("channel:train/photos", env) == "/data/train/photos"
+    assert channel_folder("channel:train/photos", env) == "/data/train/photos"
     (tmp_path / "input" / "data" / "More-Food").mkdir(parents=True)
-    assert folder_of("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
+    assert channel_folder("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
     with pytest.raises(UserError, match="no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
-        folder_of("channel:val", env)
+        channel_folder("channel:val", env)
 
 
 def test_a_channel_whose_name_begins_with_another_one(
@@ -194,4 +194,4 @@ def test_as_text() -> None:
 
 
 def test_folder_of() -> None:
-    assert folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"}) == "/data/photos"
+    assert channel_folder("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"}) == "/data/photos"

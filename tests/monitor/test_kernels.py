@@ -8,7 +8,7 @@ import torch
 
 from kd import annotate
 from kd.cli import train_main
-from kd.monitor.kernels import group_of, summarize
+from kd.monitor.kernels import kind_of_work, summarize
 from kd.report.records import PHASES, read_run
 from tests._helpers import TINY, save_teacher
 
@@ -85,5 +85,5 @@ def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Pa
 
 
 def test_group_of() -> None:
-    assert group_of("aten::_scaled_dot_product_flash_attention") == "attention"
-    assert group_of("aten::gelu") == "other"
+    assert kind_of_work("aten::_scaled_dot_product_flash_attention") == "attention"
+    assert kind_of_work("aten::gelu") == "other"

@@ -7,7 +7,7 @@ import pytest
 
 from kd.cli import report_main
 from kd.errors import UserError
-from kd.report.costs import Change, outlook_table, predict
+from kd.report.costs import Change, outlook_of, outlook_table
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from tests._pages import tier_run, write_run
@@ -25,7 +25,7 @@ def facts(phases: dict[str, float], **header: Any) -> Facts:
 
 
 def test_the_run_as_it_is() -> None:
-    now = predict(facts({"teacher": 60.0, "student": 40.0, "validation": 8.0}), Change())
+    now = outlook_of(facts({"teacher": 60.0, "student": 40.0, "validation": 8.0}), Change())
     assert now.step_ms == pytest.approx(100)
     assert now.images_per_s == pytest.approx(640)
     assert now.hours == pytest.approx((36 + 1000 * 0.108) / 3600)
@@ -34,20 +34,20 @@ def test_the_run_as_it_is() -> None:
 
 def test_a_cache_pays_after_its_first_views() -> None:
     """Four epochs of ten compute at 100 ms, six read at 40."""
-    cached = predict(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True))
+    cached = outlook_of(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True))
     assert cached.step_ms == pytest.approx((4 * 100 + 6 * 40) / 10)
-    short = predict(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True, epochs=4))
+    short = outlook_of(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True, epochs=4))
     assert short.step_ms == pytest.approx(100)
 
 
 def test_loader_processes_hide_what_they_can() -> None:
     slow = facts({"data": 60.0, "student": 40.0})
-    steps = [predict(slow, Change(workers=n)).step_ms for n in (0, 1, 2, 4)]
+    steps = [outlook_of(slow, Change(workers=n)).step_ms for n in (0, 1, 2, 4)]
     assert steps == pytest.approx([100, 60, 40, 40])
     behind = facts(
         {"data": 60.0, "student": 40.0}, num_workers=2
     )  # a batch takes one of them 200 ms
-    assert [predict(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx(
+    assert [outlook_of(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx(
         [100, 50, 40]
     )
 
@@ -56,11 +56,11 @@ def test_more_processes_share_an_epoch_and_wait_for_a_longer_ring() -> None:
     """Exposed all-reduce of 10 ms on two becomes 10 * (7 / 8) / (1 / 2) = 17.5 ms on eight."""
     two = facts({"student": 90.0, "communication": 10.0}, world_size=2)
     two.run.config = {"monitor": {"price_per_hour": 8.0}}
-    eight = predict(two, Change(gpus=8))
+    eight = outlook_of(two, Change(gpus=8))
     assert eight.step_ms == pytest.approx(107.5)
     assert eight.hours == pytest.approx((36 + 250 * 0.1075) / 3600)
     assert eight.cost == pytest.approx(4 * 8.0 * eight.hours)
-    assert predict(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
+    assert outlook_of(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
 
 
 def test_the_command_says_how_far_it_can_be_wrong(
@@ -119,8 +119,8 @@ MACHINES = {"small": {"price": 0.5, "vcpus": 4}, "big:spot": {"price": 6.0, "vcp
 def test_machines_and_a_larger_batch() -> None:
     """Two machines more share an epoch; twice the batch computes twice as long and takes half as many steps."""
     two = facts({"student": 90.0, "optimizer": 10.0}, world_size=2, processes=2)
-    assert predict(two, Change(machines=2)) == predict(two, Change(gpus=4))
-    larger = predict(two, Change(batch_size=128))
+    assert outlook_of(two, Change(machines=2)) == outlook_of(two, Change(gpus=4))
+    larger = outlook_of(two, Change(batch_size=128))
     assert larger.step_ms == pytest.approx(190)
     assert larger.images_per_s == pytest.approx(2 * 128 / 0.19)
     assert larger.hours == pytest.approx((36 + 500 * 0.19) / 3600)
@@ -130,13 +130,13 @@ def test_machines_and_a_larger_batch() -> None:
 def test_a_data_tier_stays_as_it_is() -> None:
     """A step that waits for it waits longer where twice as many processes share it; else it does not matter."""
     run = with_tier(500, 300, busy_s=360)
-    assert predict(run, Change()).step_ms == pytest.approx(500)
-    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(1000)
-    assert predict(run, Change(gpus=4)).cost == pytest.approx(2 * 8 * 500 * 1.0 / 3600)
+    assert outlook_of(run, Change()).step_ms == pytest.approx(500)
+    assert outlook_of(run, Change(gpus=4)).step_ms == pytest.approx(1000)
+    assert outlook_of(run, Change(gpus=4)).cost == pytest.approx(2 * 8 * 500 * 1.0 / 3600)
     fed = with_tier(500, 10, busy_s=360)
-    assert predict(fed, Change(gpus=4)).step_ms == pytest.approx(500)
+    assert outlook_of(fed, Change(gpus=4)).step_ms == pytest.approx(500)
     with pytest.raises(UserError, match="workers: .* had a data tier"):
-        predict(run, Change(workers=2))
+        outlook_of(run, Change(workers=2))
 
 
 def with_tier(step_ms: float, wait_ms: float, busy_s: float, **more: Any) -> Facts:
@@ -165,33 +165,35 @@ def reading(before: float = 0.0) -> Facts:
 
 def test_a_cached_run_is_the_mean_of_computed_and_read_steps() -> None:
     cached = reading()
-    assert predict(cached, Change()).step_ms == pytest.approx(64)
-    assert predict(cached, Change(cache=False)).step_ms == pytest.approx(100)
+    assert outlook_of(cached, Change()).step_ms == pytest.approx(64)
+    assert outlook_of(cached, Change(cache=False)).step_ms == pytest.approx(100)
     for cache in (None, True):
-        lengths = {e: predict(cached, Change(cache=cache, epochs=e)).step_ms for e in (4, 10, 100)}
+        lengths = {
+            e: outlook_of(cached, Change(cache=cache, epochs=e)).step_ms for e in (4, 10, 100)
+        }
         assert lengths == pytest.approx({4: 100, 10: 64, 100: 42.4})
 
 
 def test_a_cache_that_held_views_before_still_holds_them() -> None:
-    assert predict(reading(1), Change(epochs=100)).step_ms == pytest.approx(
+    assert outlook_of(reading(1), Change(epochs=100)).step_ms == pytest.approx(
         (3 * 100 + 97 * 40) / 100
     )
-    assert predict(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
+    assert outlook_of(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
     full = reading(4)
-    assert predict(full, Change(epochs=100)).step_ms == pytest.approx(40)
+    assert outlook_of(full, Change(epochs=100)).step_ms == pytest.approx(40)
     with pytest.raises(
         UserError, match="its cache was full, so that no step shows the teacher's time"
     ):
-        predict(full, Change(cache=False))
+        outlook_of(full, Change(cache=False))
 
 
 def test_several_teachers_caches_count_together() -> None:
     cached = reading()
     cached.run.summary["cache"] = {name: cached.run.summary["cache"] for name in ("a", "b")}
-    assert predict(cached, Change(cache=False)).step_ms == pytest.approx(100)
+    assert outlook_of(cached, Change(cache=False)).step_ms == pytest.approx(100)
 
 
 def test_a_run_has_one_length(tmp_path: Path) -> None:
     found = Facts(read_run(write_run(tmp_path / "run")))
     assert found.hours is not None
-    assert predict(found, Change()).hours == pytest.approx(found.hours)
+    assert outlook_of(found, Change()).hours == pytest.approx(found.hours)

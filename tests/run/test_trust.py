@@ -19,16 +19,16 @@ from kd.run.trust import (
     Trust,
     class_named,
     made_here,
-    refused,
     remember_made,
     trusted_class,
+    why_refused,
 )
 from tests._helpers import ROOT
 
 
 def test_refused() -> None:
     assert (
-        refused("mine.nets.Tiny").partition("; ")[2]
+        why_refused("mine.nets.Tiny").partition("; ")[2]
         == "if you trust it: trust=mine.nets, or --trust"
     )
 

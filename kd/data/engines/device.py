@@ -30,7 +30,7 @@ from kd.data.transforms import (
     Whole,
     all_at_once,
     blank,
-    inside,
+    pixels_inside,
     seeded,
     train_transform,
 )
@@ -278,7 +278,7 @@ class DeviceViews:
             plan: sizes, boxes and what was drawn.
         """
         picture_sizes = [recipe.picture_size for recipe in plan.recipes]
-        pictures = unpacked(pixels, picture_sizes)
+        pictures = pictures_in_row(pixels, picture_sizes)
         crops = []
         for picture, recipe in zip(pictures, plan.recipes, strict=True):
             for number, parameters in recipe.steps:
@@ -341,7 +341,7 @@ class DeviceViews:
         self.kind.flip(target, chosen, axis)
 
 
-def unpacked(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+def pictures_in_row(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Pictures that lie one after another in a row of pixels, as ``(3, height, width)`` each, by their sizes."""
     lengths = [3 * height * width for height, width in sizes]
     rows = pixels.split(lengths)
@@ -365,7 +365,7 @@ def resize_each(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int
     """
     sizes = list(size)
     images = torch.empty(len(cuts), 3, *sizes, dtype=torch.uint8, device=pixels.device)
-    pictures = unpacked(pixels, cuts)
+    pictures = pictures_in_row(pixels, cuts)
     for image, picture in zip(images, pictures, strict=True):
         resized = tvf.resize(picture, sizes, antialias=True)
         image.copy_(resized)
@@ -526,7 +526,7 @@ def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
     pictures = table[:, 0]
     boxes = table[:, 1:]
     before = images[pictures]
-    is_erased = inside(before, boxes)[:, None]
+    is_erased = pixels_inside(before, boxes)[:, None]
     images[pictures] = torch.where(is_erased, fill, before)
 
 

@@ -167,7 +167,7 @@ class Column(Sequence[Target]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
 
-def chosen(targets: Sequence[Any], numbers: np.ndarray) -> Sequence[Any]:
+def targets_at(targets: Sequence[Any], numbers: np.ndarray) -> Sequence[Any]:
     """The targets of the pictures of these numbers."""
     if isinstance(targets, Column):
         return targets.taken(numbers)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from kd.data.info import Target
-from kd.data.sources.arrays import chained, chosen
+from kd.data.sources.arrays import chained, targets_at
 from kd.data.sources.files import FileSplit, printable
 from kd.data.sources.places import Place, open_place
 from kd.data.targets import Targets
@@ -161,7 +161,7 @@ class Subset(Parts):
         """A part of a split; ``keep``: numbers of its pictures, in the order that they have here."""
         self.split = split
         self.keep = np.asarray(keep, np.int32)
-        self.targets = chosen(split.targets, self.keep)
+        self.targets = targets_at(split.targets, self.keep)
         self.check = getattr(split, "check", None)
         self.label = getattr(split, "label", "")
 
@@ -256,7 +256,7 @@ class SplitFacts(NamedTuple):
     (:func:`kd.data.datamodule.check_same_samples`); times of change do not count."""
 
 
-def facts_of(split: Split) -> SplitFacts:
+def split_facts(split: Split) -> SplitFacts:
     """The facts of a split. Size and time of each file are read once."""
     digests = [hashlib.sha256() for _ in range(3)]
     for i, target in enumerate(split.targets):
@@ -280,9 +280,9 @@ def facts_of(split: Split) -> SplitFacts:
 
 def fingerprint(split: Split) -> str:
     """See :attr:`SplitFacts.fingerprint`."""
-    return facts_of(split).fingerprint
+    return split_facts(split).fingerprint
 
 
 def identity(split: Split) -> str:
     """See :attr:`SplitFacts.identity`."""
-    return facts_of(split).identity
+    return split_facts(split).identity

@@ -21,7 +21,7 @@ TEST_PER_CLASS = 300
 
 
 @cache
-def drawing() -> ModuleType:
+def drawing_program() -> ModuleType:
     """The program that draws the pictures, ``recipes/foodtag``. It imports no torch."""
     folder = shipped("recipes") / "foodtag"
     spec = importlib.util.spec_from_file_location("kd_foodtag", folder / "__init__.py")
@@ -48,7 +48,7 @@ def drawn_folder(split: str, counts: dict[str, int], portions: bool = False) -> 
         allowed = ", ".join(SPLITS)
         raise UserError(f"split: FoodTag has the splits {allowed}, got '{split}'")
     sizes = {"test": TEST_PER_CLASS} if split == "test" else counts
-    root: Path = drawing().build(cache_dir(), sizes, portions)
+    root: Path = drawing_program().build(cache_dir(), sizes, portions)
     return str(root / split)
 
 
@@ -63,7 +63,9 @@ class FoodTagMini(ImageFolder):
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         """Checks the numbers of pictures; they are drawn when they are first needed."""
         self.counts = {"train": train_per_class, "val": val_per_class}
-        drawing().check(**{f"{split}_per_class": count for split, count in self.counts.items()})
+        drawing_program().check(
+            **{f"{split}_per_class": count for split, count in self.counts.items()}
+        )
         super().__init__(root="")
 
     def load(self, split: str) -> FileSplit:
@@ -98,7 +100,9 @@ class FoodTagCalories(Source):
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         """Checks the numbers of pictures; they are drawn when they are first needed."""
         self.counts = {"train": train_per_class, "val": val_per_class}
-        drawing().check(**{f"{split}_per_class": count for split, count in self.counts.items()})
+        drawing_program().check(
+            **{f"{split}_per_class": count for split, count in self.counts.items()}
+        )
         self.classes = ["calories"]
 
     def load(self, split: str) -> FileSplit:
@@ -108,9 +112,9 @@ class FoodTagCalories(Source):
         paths, _ = pictures_below(drawn_folder(split, self.counts, portions=True))
         targets = []
         for path in map(Path, paths):  # .../class/seed.jpg
-            label = drawing().CLASSES.index(path.parent.name)
+            label = drawing_program().CLASSES.index(path.parent.name)
             seed = int(path.stem)
-            calories = drawing().calories_of(label, seed)
+            calories = drawing_program().calories_of(label, seed)
             targets.append([calories])
         return FileSplit(paths, targets)
 

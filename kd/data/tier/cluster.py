@@ -268,7 +268,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
-def unpacked(answer: tuple[Any, float]) -> Made:
+def as_own_tensors(answer: tuple[Any, float]) -> Made:
     """A maker's answer as tensors of this process's own: the cluster's store gets its memory back at once.
 
     Args:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kd.data.batch import Batch
 from kd.data.sampler import Key
-from kd.data.tier.cluster import RayCluster, differing, unpacked
+from kd.data.tier.cluster import RayCluster, as_own_tensors, differing
 from kd.data.tier.schedule import MB, BatchJob, MakerEnded, Scheduler, Stream, Work, Worker
 from kd.errors import RunError, UserError, first_line
 from kd.settings import TierSpec
@@ -301,7 +301,7 @@ class Tier:
         failed: Exception | None = None
         try:
             value = self.cluster.result(reference)
-            made = unpacked(value) if job else None
+            made = as_own_tensors(value) if job else None
         except MakerEnded as error:
             self.cluster.end(maker.handle)
             with self._lock:

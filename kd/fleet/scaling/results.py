@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kd.fleet.scaling.measure import Case, all_reduces, reading
-from kd.report.costs import ERROR, Change, predict
+from kd.report.costs import ERROR, Change, outlook_of
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
 from kd.report.tables import Table
@@ -50,7 +50,7 @@ def content(
     for _, run in weak:
         reduces += all_reduces(run)
 
-    outlook = predict(Facts(largest), Change(gpus=wanted, epochs=1))
+    outlook = outlook_of(Facts(largest), Change(gpus=wanted, epochs=1))
     speed_of_one = outlook.images_per_s / wanted
     predicted = {
         "from_processes": most,

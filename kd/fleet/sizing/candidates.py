@@ -84,7 +84,7 @@ class Candidate:
         return values
 
 
-def drawing(spec: StudentSpec, student: Student) -> Callable[[], nn.Module]:
+def model_drawer(spec: StudentSpec, student: Student) -> Callable[[], nn.Module]:
     """A function that builds a model with weights as drawn, for a student's task and classes.
 
     It is picklable: another process times the model.
@@ -232,7 +232,7 @@ def _begin_without_values(spec: StudentSpec, student: Student, teacher: RunTeach
 
     def build(wanted: StudentSpec) -> nn.Module:
         with torch.device("meta"):
-            return drawing(wanted, student)()
+            return model_drawer(wanted, student)()
 
     return choose_start(spec, teacher, build)
 

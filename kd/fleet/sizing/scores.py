@@ -97,7 +97,7 @@ def fitted_on(student: Student) -> int:
     return min(PICTURES, student.sample_size)
 
 
-def split_of(student: Student) -> str:
+def scoring_split(student: Student) -> str:
     """The split that scores students: ``probe`` (labelled pictures) without a classifier, else ``val``.
 
     :func:`hold_out` makes ``val`` a part of the training pictures first.
@@ -111,7 +111,7 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
     Training leaves them out. Students without a classifier are scored on the probe's pictures: then nothing changes.
     Returns ``data``.
     """
-    if split_of(module.student) == "val":
+    if scoring_split(module.student) == "val":
         data.splits.validate_in_training(HELD_OUT)
     return data
 
@@ -123,7 +123,7 @@ def measured(
     device: torch.device,
     teacher: RunTeacher | None = None,
 ) -> dict[str, float]:
-    """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`split_of`.
+    """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`scoring_split`.
 
     Of several teachers their mean's, by features none; a teacher without a classifier has one by features alone.
 
@@ -134,7 +134,7 @@ def measured(
         teacher: scored too, as :data:`TEACHER`; None: it is not.
     """
     of_kind = _of_features
-    if split_of(next(iter(students.values()))) == "val":
+    if scoring_split(next(iter(students.values()))) == "val":
         of_kind = _of_answers
     with evaluating(*students.values()):
         return of_kind(students, data, device, teacher)

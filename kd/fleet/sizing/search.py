@@ -10,7 +10,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import SAME, Candidate, candidates
 from kd.fleet.sizing.plan import BUDGETS, SizeOptions
-from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
+from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, scoring_split
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
 from kd.models import StudentSpec, count_parameters
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 missing."""
 
 
-def key_of(*parts: object) -> str:
+def measurement_key(*parts: object) -> str:
     """The key of ``results.json`` for what a measurement depends on: a hash, equal for equal parts."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -117,9 +117,10 @@ class SizeSearch:
             "conditions": asdict(self.plan.conditions),
             "machine": processor(),
             # pictures that score the candidates
-            "held_out": len(self.data.split(split_of(self.student)).targets),
+            "held_out": len(self.data.split(scoring_split(self.student)).targets),
             # as a candidate, where it can be timed, with ``before``, where it was scored
-            "teacher": teacher_row | self.known.get(key_of("score", TEACHER, self._basis()), {}),
+            "teacher": teacher_row
+            | self.known.get(measurement_key("score", TEACHER, self._basis()), {}),
             "candidates": sorted(rows.values(), key=lambda row: row["params"]),
             "choice": choice,
             "took_s": round(time.monotonic() - self.began, 1),
@@ -182,7 +183,7 @@ class SizeSearch:
         keys = {}
         for candidate in timed:
             settings = [getattr(candidate.spec, name) for name in SAME]
-            keys[candidate.name] = key_of("latency", settings, basis)
+            keys[candidate.name] = measurement_key("latency", settings, basis)
         missing = [candidate for candidate in timed if not self.known.get(keys[candidate.name])]
         if missing:
             measured = latencies(missing, self.student, self.data, conditions)
@@ -223,9 +224,9 @@ class SizeSearch:
         """
         basis = self._basis()
         # the teacher is scored along with each group of candidates
-        keys = {TEACHER: key_of("score", TEACHER, basis)}
+        keys = {TEACHER: measurement_key("score", TEACHER, basis)}
         for candidate in scored:
-            keys[candidate.name] = key_of("score", candidate.settings(), basis)
+            keys[candidate.name] = measurement_key("score", candidate.settings(), basis)
 
         def keep(scores: dict[str, float]) -> None:
             """Writes scores by candidate's name to ``results.json`` at once: an interrupted search loses none."""

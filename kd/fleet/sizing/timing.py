@@ -13,7 +13,7 @@ from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.student import Student
-from kd.fleet.sizing.candidates import Candidate, drawing
+from kd.fleet.sizing.candidates import Candidate, model_drawer
 from kd.fleet.sizing.plan import Conditions
 from kd.models import StudentSpec, preprocess_for
 from kd.progress import bar
@@ -146,7 +146,9 @@ def _export(
         A function that opens the model (called in the process that times it), and MB of the file; for torch of the
         weights in float32.
     """
-    drawn = Drawn(drawing(candidate.spec, student), candidate.spec, data.size, conditions.threads)
+    drawn = Drawn(
+        model_drawer(candidate.spec, student), candidate.spec, data.size, conditions.threads
+    )
     if conditions.runtime == "torch":
         return drawn, 4e-6 * candidate.params
     prepared = drawn.prepared()

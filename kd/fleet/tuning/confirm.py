@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from kd.errors import UserError
 from kd.fleet.tuning.plan import LATENCY, SearchPlan
-from kd.fleet.tuning.results import best_trials, chosen, words_of
+from kd.fleet.tuning.results import best_trials, chosen_trial, trial_words
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
 from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, lock_trial, usable_gpus
@@ -29,7 +29,7 @@ def search_and_confirm(plan: SearchPlan) -> int:
     say(f"kd-tune: {plan.folder}: {search.progress()}")
     search.run()
     print_parts([best_trials(search.study, plan)])
-    if chosen(search.study, plan) is None:
+    if chosen_trial(search.study, plan) is None:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.options.confirm:
@@ -57,10 +57,10 @@ def confirm(search: Search) -> str:
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
-    best = chosen(search.study, plan)
+    best = chosen_trial(search.study, plan)
     assert best is not None
     shared = [*plan.items, *search.extra]
-    ways = {f"trial-{best.number}": [*shared, *words_of(best, plan)], "default": shared}
+    ways = {f"trial-{best.number}": [*shared, *trial_words(best, plan)], "default": shared}
     first_seed = plan.config["seed"] + 1
     seeds = range(first_seed, first_seed + plan.options.confirm)
     jobs = []

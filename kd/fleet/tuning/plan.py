@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from kd.config.kinds import Range, checked_group
 from kd.config.trees import flatten
 from kd.errors import UserError, did_you_mean
-from kd.fleet.tuning.space import Space, parse
+from kd.fleet.tuning.space import Space, space_of
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys
@@ -170,7 +170,9 @@ def plan(request: Request) -> SearchPlan:
     names = [text.split("=")[0] for text in request.overrides if text.startswith("search.")]
     searched = {name.removeprefix("search."): text for name, text in take(request, *names).items()}
     from_file = _from_file(request, typed.pop("tune", None), bool(searched))
-    spaces = [parse(key, text) for key, text in {**from_file.pop("search", {}), **searched}.items()]
+    spaces = [
+        space_of(key, text) for key, text in {**from_file.pop("search", {}), **searched}.items()
+    ]
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     run = Run.of(request)
@@ -362,7 +364,7 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
     return resolved
 
 
-def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+def first_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first setting that differs from ``before``, when a search was begun, to ``now``, in words; "" for none."""
     for key in {**before, **now}:
         if before.get(key) != now.get(key):

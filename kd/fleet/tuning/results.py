@@ -17,7 +17,7 @@ SHOWN = 10
 """Trials in the table."""
 
 
-def chosen(study: Study, plan: SearchPlan) -> Any | None:
+def chosen_trial(study: Study, plan: SearchPlan) -> Any | None:
     """The best finished trial, Optuna's ``FrozenTrial``; None before any has finished.
 
     Of a Pareto front the one nearest to the best of each objective: by the sum of squared distances, each as a share of
@@ -40,7 +40,7 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
     return min(front, key=distance, default=None)
 
 
-def words_of(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
+def trial_words(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
     """The values of a finished trial as words of a command line (:meth:`~kd.fleet.tuning.study.Study.values_in`)."""
     return [as_word(key, value) for key, value in Study.values_in(trial, plan.space).items()]
 
@@ -55,10 +55,10 @@ def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
         plan: of the search.
         extra: words that all trials share beside the plan's.
     """
-    best = chosen(study, plan)
+    best = chosen_trial(study, plan)
     if best is None:
         return
-    values = words_of(best, plan)
+    values = trial_words(best, plan)
     run = Run.of(translate([*plan.items, *extra, *values]))
     reached = []
     for objective, value in zip(plan.objectives, best.values, strict=True):

@@ -9,7 +9,7 @@ from typing import IO, Any
 from filelock import FileLock
 
 from kd.errors import UserError
-from kd.fleet.tuning.plan import SearchPlan, difference
+from kd.fleet.tuning.plan import SearchPlan, first_difference
 from kd.fleet.tuning.results import write_best
 from kd.fleet.tuning.space import short
 from kd.fleet.tuning.study import Study, Trial
@@ -65,7 +65,7 @@ class Search:
                 plan.config["seed"],
             )
             now = plan.settings()
-            changed_setting = difference(self.study.begun_with(now), now)
+            changed_setting = first_difference(self.study.begun_with(now), now)
             if changed_setting:
                 raise UserError(
                     f"name: the search in {plan.folder} was begun with {changed_setting}; give the same "

@@ -75,7 +75,7 @@ class Space:
         return f"{'log:' if self.log else ''}{self.low}..{self.high}"
 
 
-def parse(key: str, text: object) -> Space:
+def space_of(key: str, text: object) -> Space:
     """A space from the command line or from YAML.
 
     Args:

@@ -156,7 +156,7 @@ def find_format(name: str) -> Format:
         UserError: no such name or class (the message lists the names and the nearest one), a format that kd does not
             write (:data:`ELSEWHERE`), or a former name.
     """
-    refuse_others(name)
+    refuse_foreign_format(name)
     try:
         if name in FORMATS:
             return _format_in(import_module(f"kd.ship.export.formats.{name}"))
@@ -167,7 +167,7 @@ def find_format(name: str) -> Format:
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
 
 
-def refuse_others(name: str) -> None:
+def refuse_foreign_format(name: str) -> None:
     """Raises a UserError for the name of a format that kd does not write (:data:`ELSEWHERE`), and for a former name."""
     elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
     if elsewhere in ELSEWHERE:

@@ -39,11 +39,11 @@ LAYERS = "fp16.json"
 """In the folder of an FP16 export: what each layer's numbers reach."""
 
 SIMULATED = ("agreement", "max_difference", "metric", "student", "export")
-"""Measured by :func:`compare` and recorded of the simulation too."""
+"""Measured by :func:`compare_answers` and recorded of the simulation too."""
 
 
 @torch.inference_mode()
-def compare(
+def compare_answers(
     student: nn.Module,
     runtime: Runtime,
     manifest: ExportManifest,
@@ -150,7 +150,7 @@ def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
     """Why an export must not ship.
 
     Args:
-        measured: the numbers of :func:`compare` (shares in 0..1).
+        measured: the numbers of :func:`compare_answers` (shares in 0..1).
         wanted: its bounds; of a quantised export the task's main metric decides where there is one, else the
             agreement. A certificate that was asked for decides alone.
 
@@ -204,9 +204,9 @@ def export(
     Returns:
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
             of one that is not kept: what was requested (``to``, ``int8``, ``fp16``), ``file`` (its path, from
-            the run's folder where it lies in it), ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`,
-            ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of
-            :func:`compare` in simulated FP16).
+            the run's folder where it lies in it), ``size_mb``, ``compared`` (with what), the numbers of
+            :func:`compare_answers`, ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated``
+            (:data:`SIMULATED` of :func:`compare_answers` in simulated FP16).
 
     Raises:
         UserError: no pictures to compare it on, a certificate of answers that have none (features), or as of
@@ -240,7 +240,7 @@ def export(
         if not (part / FILE).exists():
             manifest.write(part)
         compared = partial(
-            compare,
+            compare_answers,
             kind.reference(job),
             manifest=manifest,
             batches=batches,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kd.data.class_facts import facts_of
+from kd.data.class_facts import picture_facts
 from kd.errors import UserError, first_line
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import ExportManifest
@@ -47,7 +47,7 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
     """One picture's numbers as a client reads them: values of JSON by name, of the manifest's task.
 
     - Classes: ``labels``, the likeliest first, each ``{"label": NAME, "p": 0..1}``; and, where classes have numbers that
-      belong to them, ``facts`` (:func:`kd.data.class_facts.facts_of`).
+      belong to them, ``facts`` (:func:`kd.data.class_facts.picture_facts`).
     - Segmentation: ``mask``, a PNG of class ids in base64, of 16 bits where there are more than 256 classes; ``shares``
       of the pixels, as ``labels``.
     - ``features``: a list; ``numbers``: by the name of each.
@@ -72,7 +72,7 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
     p = probabilities(numbers, manifest)
     labels = [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in largest(p, top)]
     if manifest.facts:
-        return {"labels": labels, "facts": facts_of(manifest.facts, p)}
+        return {"labels": labels, "facts": picture_facts(manifest.facts, p)}
     return {"labels": labels}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kd.data.sources.base import cache_bytes_of, facts_of, fingerprint, identity
+from kd.data.sources.base import cache_bytes_of, fingerprint, identity, split_facts
 from kd.data.sources.files import FileSplit
 
 
@@ -21,7 +21,7 @@ def test_the_identity_of_a_split_follows_labels_and_content_not_the_folder(tmp_p
     assert identity(here) == identity(there)
     assert fingerprint(here) != fingerprint(there)
     assert identity(FileSplit(here.paths, [1])) != identity(here)
-    assert facts_of(FileSplit(here.paths, [1])).content == facts_of(here).content, (
+    assert split_facts(FileSplit(here.paths, [1])).content == split_facts(here).content, (
         "whatever the labels"
     )
 

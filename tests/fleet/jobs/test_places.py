@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kd.cli import main
-from kd.launch.sagemaker import folder_of
+from kd.launch.sagemaker import channel_folder
 from tests._helpers import ROOT, run_cli, write_recipe
 
 CLOUD = ["image=registry.example.com/kd:1"]
@@ -64,7 +64,7 @@ def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "/kd-files/tiny.yaml": str(tiny),
     }
     assert task["envs"] == {"SM_CHANNEL_TRAIN_SET": "/kd-channels/train-set"}
-    assert folder_of("channel:train-set/a", task["envs"]) == "/kd-channels/train-set/a"
+    assert channel_folder("channel:train-set/a", task["envs"]) == "/kd-channels/train-set/a"
     assert task["run"] == (
         "timeout --foreground --signal=TERM --kill-after=300 7200 "
         "kd-train recipe=/kd-files/tiny.yaml data.source.root=channel:train-set runs_dir=/kd-runs name=food-1\n"

@@ -8,7 +8,7 @@ import pytest
 from kd.errors import UserError
 from kd.fleet.scaling.measure import Case, ScalingPlan, all_reduces, reading
 from kd.fleet.scaling.results import content, scaling_headline, tables
-from kd.report.costs import Change, predict
+from kd.report.costs import Change, outlook_of
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
 
@@ -66,7 +66,9 @@ def test_what_is_measured_and_predicted() -> None:
     assert scale["measured"][0]["state_mb"] == 24.0
     predicted = scale["predicted"]
     assert predicted["step_ms"] == pytest.approx(100 + 10 * (31 / 32) / (7 / 8))
-    assert predicted["images_per_s"] == predict(Facts(measured[1][1]), Change(gpus=32)).images_per_s
+    assert (
+        predicted["images_per_s"] == outlook_of(Facts(measured[1][1]), Change(gpus=32)).images_per_s
+    )
     assert predicted["efficiency"] == pytest.approx(100 / predicted["step_ms"])
     assert scaling_headline(scale).startswith("32 processes would train 18")
     assert "over a network as fast as between the measured processes" in scaling_headline(scale)

@@ -11,7 +11,7 @@ import yaml
 import kd
 from kd.cli import size_main, train_main
 from kd.fleet.sizing import search, timing
-from kd.fleet.sizing.candidates import candidates, drawing
+from kd.fleet.sizing.candidates import candidates, model_drawer
 from kd.fleet.sizing.plan import Conditions, SizeOptions, check_plan
 from kd.fleet.sizing.results import sizes_headline, sizes_table
 from kd.fleet.sizing.scores import hold_out
@@ -123,7 +123,7 @@ def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) 
     """Ones and zeros, as models start with, are left out of exported graphs: those ran 3 % faster than trained ones."""
     student = built.module.student
     for spec in (student.spec, replace(student.spec, arch="resnet10t", kwargs={})):
-        model = Drawn(drawing(spec, student), spec, (32, 32), 1).prepared().model
+        model = Drawn(model_drawer(spec, student), spec, (32, 32), 1).prepared().model
         assert not [
             name
             for name, values in model.named_parameters()

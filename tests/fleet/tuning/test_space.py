@@ -8,7 +8,7 @@ import yaml
 import kd.losses
 from kd.errors import UserError
 from kd.fleet.tuning import plan
-from kd.fleet.tuning.space import Space, parse, short
+from kd.fleet.tuning.space import Space, short, space_of
 from kd.run.request import Request, as_word
 from tests._helpers import ROOT
 
@@ -33,10 +33,10 @@ def test_no_search_of_ours_tries_a_loss_that_its_recipe_refuses(file: Path) -> N
 
 
 def test_parse() -> None:
-    assert parse("optim.lr", "log:1e-5..1e-3") == Space(
+    assert space_of("optim.lr", "log:1e-5..1e-3") == Space(
         "optim.lr", None, low=1e-05, high=0.001, log=True
     )
-    assert parse("data.batch_size", "[16, 32]").choices == (16, 32)
+    assert space_of("data.batch_size", "[16, 32]").choices == (16, 32)
 
 
 def test_item() -> None:
@@ -64,7 +64,7 @@ def test_a_key_three_levels_down_is_tried_below_both_choices(
 
     monkeypatch.setattr(plan, "_as_resolved", resolved)
     texts = {"model.task": "[A, B]", "model.task.head": "[X, Y]", "model.task.head.size": "1..2"}
-    spaces = [parse(key, text) for key, text in texts.items()]
+    spaces = [space_of(key, text) for key, text in texts.items()]
     _, head, size = plan._search_space(spaces, Request())
     assert (head.above, head.under) == ("model.task", ("B",))
     assert (size.above, size.under) == ("model.task.head", ("X", "Y"))
@@ -72,4 +72,4 @@ def test_a_key_three_levels_down_is_tried_below_both_choices(
 
 
 def test_what_is_no_finite_number_is_a_word() -> None:
-    assert parse("a", "[inf, nan, 1e-5]").choices == ("inf", "nan", 1e-5)
+    assert space_of("a", "[inf, nan, 1e-5]").choices == ("inf", "nan", 1e-5)

@@ -24,7 +24,7 @@ from kd.errors import needs_extra
 from kd.fleet.tuning import study as studies
 from kd.fleet.tuning.confirm import compared
 from kd.fleet.tuning.plan import _objective, plan
-from kd.fleet.tuning.space import parse
+from kd.fleet.tuning.space import space_of
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
 from kd.run.request import Request
@@ -264,7 +264,7 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_two_searches_in_one_folder_do_not_draw_the_same(tmp_path: Path, sampler: str) -> None:
     """Begun at the same moment, with nothing known yet."""
-    space = [parse("optim.lr", "0.1..0.9")]
+    space = [space_of("optim.lr", "0.1..0.9")]
     both = [Study(tmp_path, ["maximize"], sampler, "none", 1, 0) for _ in range(2)]
     drawn = [study.ask(space)[1]["optim.lr"] for _ in range(3) for study in both]
     assert len(set(drawn)) == 6
@@ -283,7 +283,7 @@ class Planted:
 @pytest.mark.parametrize("sampler", studies.SAMPLERS)
 def test_no_sampler_unpickles_what_a_journal_holds(sampler: str, tmp_path: Path) -> None:
     """Optuna's CmaEsSampler restores itself from an attribute of the last trial: a journal may be a stranger's."""
-    space = [parse("optim.lr", "[0.1, 0.2, 0.3]"), parse("data.batch_size", "1..9")]
+    space = [space_of("optim.lr", "[0.1, 0.2, 0.3]"), space_of("data.batch_size", "1..9")]
     study, mark = Study(tmp_path, ["maximize"], sampler, "none", 1, 0), tmp_path / "mark"
     planted = pickle.dumps(Planted(mark)).hex()
     for _ in range(3):
@@ -366,7 +366,7 @@ def test_a_second_ctrl_c_waits_for_no_trial(recipe: Path) -> None:
 @pytest.mark.parametrize("tail", ['{"op_code":4,"wor', "\0" * 40])
 def test_a_torn_line_of_the_journal_ends_no_search(tmp_path: Path, tail: str) -> None:
     """A process was killed while it wrote; the next ones write and read on, those that have it open too."""
-    space = [parse("optim.lr", "0.1..0.9")]
+    space = [space_of("optim.lr", "0.1..0.9")]
     study = Study(tmp_path, ["maximize"], "tpe", "none", 1, 0)
     study.ask(space)
     whole = (tmp_path / "journal.log").read_bytes()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kd.data.batch import Batch
-from kd.ship.export.gate import compare, failure, size_mb
+from kd.ship.export.gate import compare_answers, failure, size_mb
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.settings import ExportSettings
 from kd.tasks import Classification
@@ -43,7 +43,7 @@ def test_two_exports_of_one_run_are_compared_apart() -> None:
     )
     right, wrong = torch.tensor([[1.0, 0.0]]), np.array([[0.0, 1.0]], np.float32)
     measured = [
-        compare(
+        compare_answers(
             Fixed(right),
             lambda pictures: np.repeat(wrong, len(pictures), 0),
             manifest,
