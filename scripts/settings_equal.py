@@ -100,7 +100,7 @@ PARAMETERS: list[dict[str, Any]] = [
 """Hyperparameters of SageMaker's jobs."""
 PLACES = {
     "sagemaker": "instances=2xml.p4d.24xlarge role=arn:aws:iam::123456789012:role/r bucket=s3://bucket/x image=i",
-    "sky": "instances=2xA100:8 bucket=s3://bucket/x", "slurm": "instances=2xA100:8 partition=p mem=9G",
+    "sky": "instances=2xA100:8 bucket=s3://bucket/x", "slurm": "instances=2xA100:8 sbatch.partition=p sbatch.mem=9G",
     "torchrun": "instances=1xcpu:2", "aws": "instances=1xcpu:2",
 }  # fmt: skip
 SENT = ["", "spot=true hours=3", "data.source.root=channel:train channel.train=s3://b/t", "config=debug optim.lr=1e-4",

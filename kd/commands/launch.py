@@ -1,15 +1,15 @@
 """``kd-launch``: sends a run to other machines."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
 from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs import places
-from kd.fleet.jobs.job import KEYS, Job, read_job
+from kd.fleet.jobs.job import Job, JobOptions, read_job
 from kd.fleet.jobs.target import Target
-from kd.run.options import option, refuse_others, take
+from kd.run.options import names_of, options_help, refuse_others, take, take_options
 from kd.run.request import Request
 
 PLACES = sorted(file.stem for file in Path(places.__file__).parent.glob("[a-z]*.py"))
@@ -24,34 +24,18 @@ kd-launch: sends a run to other machines.
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
   kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
 
-  PLACE             sagemaker, sky, slurm, torchrun
-  instances=        machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16
-  data_instances=   machines that prepare data for them (config=remote_data)
-  spot=true         on machines that may be interrupted; the run resumes on others
-  image=            the container (scripts/container/Dockerfile)
-  hours=            after which the job is stopped (24, or an hour more than monitor.max_hours)
-  prices=FILE       instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost
-  job=NAME          of the job (recipe and time)
-  --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing; what is
-                    not known yet (image, role, bucket, channels) has placeholders
+  PLACE              sagemaker, sky, slurm, torchrun
+{options}
+  --dry-run          shows what would be sent, exactly (but for the secret of its machines), and sends nothing; what is
+                     not known yet (image, role, bucket, channels) has placeholders
 
-All other keys are the run's (kd-train --keys). Keys of the places:
+All other keys are the run's (kd-train --keys). Of the places:
 """
+OPTIONS = JobOptions
 FLAGS = ("--dry-run", "--delete")
 """Options that take no value."""
 
 CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
-MEANT = {
-    "time": "hours",
-    "walltime": "hours",
-    "nodes": "instances",
-    "gpus": "instances",
-    "machines": "instances",
-    "instance": "instances",
-    "instance_type": "instances",
-    "queue": "partition",
-}
-"""Keys of other programs -> keys of ``kd-launch``."""
 
 
 def run(request: Request) -> int | None:
@@ -74,13 +58,14 @@ def run(request: Request) -> int | None:
         raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in PLACES or request.rest:
         word = (request.rest or [place])[0]
-        raise UserError(f"what is '{word}'? Places are {', '.join(PLACES)}{_meant_place(word)}")
+        places_are = f"Places are {', '.join(PLACES)}{did_you_mean(word, PLACES)}"
+        raise UserError(f"what is '{word}'? {places_are}")
     target = _target(place)
-    options = _take_options(request, target.keys)
-    if "job" in options and not request.recipe:
+    options = take_options(target.options, request)
+    if options.job and not request.recipe:
         runs_dir = take(request, "runs_dir").get("runs_dir", "runs")
-        refuse_others(request, [*KEYS, "runs_dir"], of_data=False)
-        return target.follow(options["job"], runs_dir)
+        refuse_others(request, [*names_of(target.options), "runs_dir"], of_data=False)
+        return target.follow(options.job, runs_dir)
     job = read_job(request, options, target.example)
     if job.data_machines and not target.takes_data:
         raise UserError(
@@ -96,12 +81,11 @@ def run(request: Request) -> int | None:
         print(notes, end="", file=sys.stderr)
         _show(job, files)
         return 0
-    waits = option(options, "wait", bool, True)
     target.check(job)
     target.send(job, files)
     # A mistake is one line: nothing is printed before it was sent.
     print(notes, end="", file=sys.stderr)
-    return target.wait(job, files) if waits else 0
+    return target.wait(job, files)
 
 
 def _local_paths(job: Job, target: Target) -> list[str]:
@@ -111,17 +95,9 @@ def _local_paths(job: Job, target: Target) -> list[str]:
     if target.shares_disk:
         return []
     remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
-    if "channel.NAME" in target.keys:
+    if "channel" in names_of(target.options):
         remedy += CHANNEL
     return [f"kd-launch: {item} is on this machine alone: {remedy}" for item in job.local_paths]
-
-
-def _meant_place(word: str) -> str:
-    """A question for the place that a word may mean, or ""."""
-    for place in PLACES:
-        if word in _target(place).also:
-            word = place
-    return did_you_mean(word, PLACES)
 
 
 def _show(job: Job, files: Mapping[str, str]) -> None:
@@ -143,14 +119,15 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
 
 
 def usage() -> str:
-    """The help of ``kd-launch``, with the keys of each place; :mod:`kd.cli` prints it in place of ``HELP``."""
+    """The help of ``kd-launch``, with the options of each place; :mod:`kd.cli` prints it in place of ``HELP``."""
+    from kd.fleet.endpoint import EndpointOptions
+
     text = HELP
     for place in PLACES:
         target = _target(place)
-        text += f"  {place:<12} {'instances=':<16} for example {target.example}\n"
-        for key, meaning in target.keys.items():
-            text += f"  {place:<12} {key + '=':<16} {meaning}\n"
-    return text
+        text += f"\n{place} (instances=, for example {target.example}):\n"
+        text += options_help(target.options, JobOptions)
+    return f"{text}\nendpoint:\n{options_help(EndpointOptions)}"
 
 
 def _target(place: str) -> Target:
@@ -162,32 +139,3 @@ def _target(place: str) -> Target:
         if is_class and kind.__module__ == name and Target in kind.__mro__:
             return kind()
     raise AttributeError(f"{name} has no Target")
-
-
-def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:
-    """Takes the keys of ``kd-launch`` and of the place out of a command line; the run's own keys stay.
-
-    Args:
-        request: loses them.
-        place_keys: of the place; ``X.NAME`` stands for all keys ``X.*``.
-
-    Returns:
-        The text of each key that was given.
-
-    Raises:
-        UserError: a flag or another program's word that was typed as a key; it names the right one.
-    """
-    typed = [item.partition("=")[0] for item in request.overrides]
-    if "dry_run" in typed:
-        raise UserError("no key 'dry_run'; did you mean '--dry-run'?")
-    if "wait" in typed and "wait" not in place_keys:
-        raise UserError("wait: this place is not waited for; leave it out")
-    keys = [*KEYS, *place_keys]
-    for key in typed:
-        if MEANT.get(key) in keys and key not in keys:
-            raise UserError(f"no key '{key}'; did you mean '{MEANT[key]}'?")
-    for place_key in place_keys:
-        if place_key.endswith(".NAME"):
-            prefix = place_key.removesuffix("NAME")
-            keys += [key for key in typed if key.startswith(prefix)]
-    return take(request, *keys)

@@ -21,6 +21,9 @@ WAITERS = {
     "endpoint": "endpoint_in_service",
 }
 """boto3's waiters, by the word in the names of its methods."""
+ROLE = "arn:aws:iam::ACCOUNT:role/NAME"
+IMAGE = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"
+"""Examples, which a dry run shows."""
 MONTH = {"Delay": 30, "MaxAttempts": 86_400}
 """Of boto3's waiters: a look each 30 seconds, for 30 days at most."""
 WRITABLE = (
@@ -113,9 +116,9 @@ def waited(kind: str, name: str) -> dict[str, Any]:
     Raises:
         UserError: SageMaker does not know it, or can't be reached.
     """
+    client = aws_session().client("sagemaker")
     from botocore.exceptions import WaiterError
 
-    client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
     named = {f"{word}Name": name}
     with boto_errors():

@@ -6,10 +6,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from kd.config.kinds import Like, checked_group
 from kd.errors import UserError
 from kd.fleet.aws import (
+    IMAGE,
+    ROLE,
     aws_session,
     boto_errors,
     check_request,
@@ -20,7 +23,7 @@ from kd.fleet.aws import (
 from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.launch.groups import has_gpus
 from kd.run.open import open_run
-from kd.run.options import refuse_others, take
+from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
 from kd.run.trust import remember_made
 from kd.storage.of_weights import EXPORT, export_at, on_stderr
@@ -29,21 +32,42 @@ from kd.storage.run_urls import finished_at
 if TYPE_CHECKING:
     from kd.ship.finished import FinishedRun
 
-KEYS = {
-    "instances": "machines that answer: 1xml.c5.xlarge",
-    "role": "ARN of the role that the endpoint takes",
-    "image": "the container (scripts/container/Dockerfile)",
-    "bucket": "s3://BUCKET[/FOLDER] for the archive",
-    "job": "its name (of the run's folder)",
-    "batch": "s3://... of pictures: a batch transform in place of an endpoint",
-    "out": "s3://... of its answers",
-}
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
 NOT_FOUND = "Could not find"
 """In what SageMaker says of a part that it does not have."""
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
+S3 = Annotated[str, Like(r"s3://.*", "must be s3://BUCKET/FOLDER")]
+
+
+@checked_group
+class EndpointOptions(CommandOptions):
+    """What ``kd-launch endpoint`` is given."""
+
+    OTHERS = "data"
+    instances: str = "1xml.c5.xlarge"
+    """Machines that answer."""
+    role: str = ""
+    """ARN of the role that the endpoint takes."""
+    image: str = ""
+    """The container (scripts/container/Dockerfile)."""
+    bucket: str = ""
+    """s3://BUCKET[/FOLDER] for the archive."""
+    job: str = ""
+    """Its name; default: of the run's folder."""
+    batch: S3 = ""
+    """s3://... of pictures: a batch transform in place of an endpoint."""
+    out: S3 = ""
+    """s3://... of its answers."""
+
+    def __post_init__(self) -> None:
+        """Refuses one of ``batch`` and ``out`` without the other."""
+        super().__post_init__()
+        if bool(self.batch) != bool(self.out):
+            raise UserError(
+                "out: a batch transform has one, and nothing else (batch=s3://IN out=s3://OUT)"
+            )
 
 
 @dataclass(frozen=True)
@@ -54,8 +78,8 @@ class Endpoint(Needs):
     """Name of the endpoint, or of the batch transform."""
     machines: Machines
     """The machines that answer."""
-    options: dict[str, str]
-    """Keys of ``kd-launch endpoint``."""
+    options: EndpointOptions
+    """Of the command line."""
     missing: dict[str, str] = field(default_factory=dict)
     """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
@@ -69,13 +93,13 @@ class Endpoint(Needs):
         """
         model = {
             "ModelName": self.name,
-            "ExecutionRoleArn": self.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
+            "ExecutionRoleArn": self.need("role", self.options.role, ROLE),
             "PrimaryContainer": {
-                "Image": self.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
-                "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
+                "Image": self.need("image", self.options.image, IMAGE),
+                "ModelDataUrl": f"{self.bucket_url(self.options.bucket, 's3')}/{self.name}/model.tar.gz",
             },
         }
-        users = self._transform() if "batch" in self.options else self._endpoint()
+        users = self._transform() if self.options.batch else self._endpoint()
         calls = {"create_model": model, **users}
         for operation, request in calls.items():
             check_request(operation.title().replace("_", ""), request)
@@ -97,22 +121,14 @@ class Endpoint(Needs):
         }
 
     def _transform(self) -> dict[str, dict[str, Any]]:
-        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3.
-
-        Raises:
-            UserError: a ``batch`` or ``out`` that is not in S3.
-        """
+        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3."""
         check_type("instances", self.machines, "TransformInstanceType")
-        for key in ("batch", "out"):
-            url = self.options.get(key, "")
-            if not url.startswith("s3://"):
-                raise UserError(f"{key}: must be s3://BUCKET/FOLDER, got '{url}'")
-        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.options["batch"]}}
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.options.batch}}
         request = {
             "TransformJobName": self.name,
             "ModelName": self.name,
             "TransformInput": {"DataSource": source, "ContentType": PICTURE},
-            "TransformOutput": {"S3OutputPath": self.options["out"], "Accept": "application/json"},
+            "TransformOutput": {"S3OutputPath": self.options.out, "Accept": "application/json"},
             "TransformResources": {
                 "InstanceType": self.machines.type,
                 "InstanceCount": self.machines.count,
@@ -134,8 +150,7 @@ def run(request: Request) -> int:
         raise UserError(
             "endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)"
         )
-    options = take(request, *KEYS)
-    refuse_others(request, [*KEYS], of_data=True)
+    options = take_options(EndpointOptions, request)
     folder = finished_at(request.rest[0], "config.yaml")
     endpoint = _read(folder, options)
     if "delete" in request.flags:
@@ -155,7 +170,7 @@ def run(request: Request) -> int:
     aws_session()  # before torch is loaded
     _create(calls, _archive(open_run(str(folder), request)))
     again = f"kd-launch endpoint {request.rest[0]} job={endpoint.name} --delete"
-    kind = "transform_job" if "batch" in options else "endpoint"
+    kind = "transform_job" if options.batch else "endpoint"
     status = waited(kind, endpoint.name)["text"]
     print(
         f"kd-launch: {endpoint.name}: {status}; what is paid for is removed by: {again}",
@@ -169,23 +184,21 @@ def run(request: Request) -> int:
     return int(status not in ("InService", "Completed"))
 
 
-def _read(folder: Path, options: dict[str, str]) -> Endpoint:
+def _read(folder: Path, options: EndpointOptions) -> Endpoint:
     """The endpoint of a run's folder by its options.
 
     Its name is ``job``, else that of the run and its parent folder, its end where that is long: ``food-vit-003`` of
     ``food_vit/003``.
 
     Raises:
-        UserError: a name that SageMaker does not take, wrong ``instances``, or ``out`` without ``batch``.
+        UserError: a name that SageMaker does not take, or wrong ``instances``.
     """
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
-    name = options.get("job") or words.strip("-")[-60:].lstrip("-")
+    name = options.job or words.strip("-")[-60:].lstrip("-")
     if len(name) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
-    machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
-    if "out" in options and "batch" not in options:
-        raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
+    machines = read_machines("instances", options.instances)
     if has_gpus(machines.type):
         raise UserError(
             f"instances: kd-serve computes on the CPU: the GPUs of {machines.type} would idle"

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from kd.config.kinds import (
     Checked,
-    adapter,
     checked_group,
     fields,
     problem_in,
@@ -29,14 +28,16 @@ from kd.run.request import Request
 from kd.run.resolve import Word, read_word
 
 Group = TypeVar("Group", bound="CommandOptions")
-Value = TypeVar("Value")
 Others = Literal["run", "data", "none"]
 """What a command takes beside its own options: any setting of a run, those of data and teachers, or nothing."""
 
 
 @checked_group
 class CommandOptions(Checked):
-    """The base of a command's options. The text under a field is its help; a field of ``kw_only`` is no option."""
+    """The base of a command's options. The text under a field is its help; a field of ``kw_only`` is no option.
+
+    A dict of texts is given a key at a time: ``channel.train=URL`` and ``channel.val=URL`` for the field ``channel``.
+    """
 
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Options that have no effect alone: name -> words (``margin=POINTS``), one of which must be given too."""
@@ -96,6 +97,11 @@ def take_options(group: type[Group], request: Request) -> Group:
         UserError: another key than the group's :attr:`CommandOptions.OTHERS`, or a value that an option does not take.
     """
     names = names_of(group)
+    dicts = tuple(f"{one.name}." for one in declared(group) if one.default_factory is dict)
+    for item in request.overrides:
+        key, _, _ = item.partition("=")
+        if key.startswith(dicts):
+            names.append(key)
     taken = take(request, *names)
     if group.OTHERS != "run":
         refuse_others(request, names, of_data=group.OTHERS == "data")
@@ -117,7 +123,13 @@ def read_options(group: type[Group], request: Request) -> Group | None:
 def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
     """The options of a group by name, text as on a command line; a UserError names the option that is wrong."""
     known = fields(cast(Any, group))
-    values = {name: _read(name, value, known[name].kind) for name, value in given.items()}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name, _, inner = key.partition(".")
+        if inner:
+            values.setdefault(name, {})[inner] = value
+        else:
+            values[name] = _read(name, value, known[name].kind)
     try:
         made: Group = _validator(cast(Any, group)).validate_python(
             {**values, "given": frozenset(values)}
@@ -126,21 +138,6 @@ def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
         key, problem = problem_in(error)
         raise UserError(f"{key}: {problem}") from error
     return made
-
-
-def option(given: Mapping[str, str], key: str, kind: object, default: Value) -> Value:
-    """One option of a kind in the texts of a command's own keys; ``default`` where it is not given.
-
-    Raises:
-        UserError: the kind does not take it.
-    """
-    if key not in given:
-        return default
-    try:
-        value: Value = adapter(kind).validate_python(_read(key, given[key], kind))
-    except ValidationError as error:
-        raise UserError(f"{key}: {problem_in(error)[1]}") from error
-    return value
 
 
 @cache
@@ -184,7 +181,7 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         takes = ", ".join(known) or "none"
         remedy = f" (it takes {takes}){did_you_mean(key, names)}"
         if not did_you_mean(key, names, 0.8):
-            remedy = why_needless(key) or remedy
+            remedy = why_needless(f"option:{key}", key) or remedy
         raise UserError(f"no key '{key}'{remedy}")
 
 
@@ -203,10 +200,16 @@ def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NA
         raise UserError(f"what is '{request.rest[most]}'? Settings are key=value, {hint}")
 
 
-def options_help(group: type[CommandOptions]) -> str:
-    """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field."""
+def options_help(group: type[CommandOptions], base: type[CommandOptions] = CommandOptions) -> str:
+    """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field.
+
+    Args:
+        group: the options.
+        base: whose options are left out.
+    """
     lines = []
-    for name in names_of(group):
+    names = names_of(group)
+    for name in names[len(names_of(base)) :]:
         key = fields(cast(Any, group))[name]
         default = getattr(options_of(group, {}), name)
         shown = "" if default is None else str(default)
@@ -216,6 +219,8 @@ def options_help(group: type[CommandOptions]) -> str:
             shown = str(not default).lower()
         elif isinstance(default, float):
             shown = f"{default:.10g}"
+        elif isinstance(default, dict):
+            name, shown = f"{name}.NAME", ""
         first, *others = textwrap.wrap(key.text, 98)
         word = f"{name}={shown}"
         lines.append(f"  {word:<18} {first}" if len(word) < 19 else f"  {word}  {first}")

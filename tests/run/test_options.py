@@ -1,16 +1,17 @@
 """A command's options: typed key=value words, what they say of each other, and the help that is made of them."""
 
 import importlib
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 from kd.cli import commands
-from kd.config.kinds import Range
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.run.eval_options import EvalOptions
-from kd.run.options import option, options_help, options_of, take, take_options
+from kd.run.options import CommandOptions, options_help, options_of, take, take_options
 from kd.run.request import Request
 
 
@@ -47,11 +48,17 @@ def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
     ],
 )
 def test_an_option_has_a_type(kind: object, text: str, expected: object) -> None:
+    @checked_group
+    class Group(CommandOptions):
+        x: kind = None  # type: ignore[valid-type]
+        y: dict[str, str] = field(default_factory=dict)
+
     if not isinstance(expected, str) or expected == text:
-        assert option({"x": text}, "x", kind, None) == expected
+        made = options_of(Group, {"x": text, "y.a-b": "", "y.c.d": "1"})
+        assert (made.x, made.y) == (expected, {"a-b": "", "c.d": "1"})
         return
     with pytest.raises(UserError, match=r"^x: ") as caught:
-        option({"x": text}, "x", kind, None)
+        options_of(Group, {"x": text})
     assert expected in str(caught.value)
 
 

@@ -8,24 +8,42 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from kd.config.kinds import Range
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_in, has_gpus, too_old
 from kd.launch.processes import devices_asked_for
+from kd.report.metric import counted
 from kd.report.prices import price_of, read_prices
 from kd.run import files
 from kd.run.keys import plain_key
 from kd.run.needs import refuse_random_weights
-from kd.run.options import option, take
+from kd.run.options import CommandOptions, take
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
-KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job")
-Hours = Annotated[float, Range("> 0 and < 1000000")]
-"""The type of a number of hours."""
+
+@checked_group
+class JobOptions(CommandOptions):
+    """What ``kd-launch`` is given for every place; the group of a place has more."""
+
+    OTHERS = "run"
+    instances: str = ""
+    """Machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16."""
+    data_instances: str = ""
+    """Machines that prepare data for them (config=remote_data)."""
+    spot: bool = False
+    """On machines that may be interrupted; the run resumes on others."""
+    image: str = ""
+    """The container (scripts/container/Dockerfile)."""
+    hours: Annotated[float, Range("> 0 and < 1000000")] | None = None
+    """After which the job is stopped; default: 24, or an hour more than monitor.max_hours."""
+    prices: Path | None = None
+    """FILE of instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost."""
+    job: str = ""
+    """Its name; default: of recipe and time."""
 
 
 @dataclass(frozen=True)
@@ -99,36 +117,38 @@ def read_machines(key: str, text: str) -> Machines:
 class Needs:
     """Keys that sending needs; a dry run shows an example in the place of a missing one."""
 
-    options: dict[str, str]
-    """The keys that were given."""
     missing: dict[str, str]
     """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
-    def need(self, key: str, example: str) -> str:
-        """The value of a place's key that must be given; without one ``example``, as a placeholder.
+    def need(self, key: str, given: str, example: str) -> str:
+        """The value of a key that must be given; without one ``example``, as a placeholder.
 
         A key without a value is noted in ``missing``, which :meth:`what_is_missing` reports before anything is sent:
         placeholders are only shown (``--dry-run``).
 
         Args:
             key: the key.
+            given: its value.
             example: a value that shows the user what is wanted.
         """
-        if not self.options.get(key):
-            self.missing[key] = example
-        return self.options.get(key) or example
+        if given:
+            return given
+        self.missing[key] = example
+        return example
 
-    def bucket_url(self, schemes: str) -> str:
+    def bucket_url(self, given: str, schemes: str) -> str:
         """The URL in ``bucket`` without a slash at its end; an example where the key is missing.
 
         Args:
+            given: the key's value.
             schemes: the allowed ones as a regular expression, ``s3|gs``.
 
         Raises:
             UserError: not such a URL.
         """
         first = schemes.split("|")[0]
-        url = self.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
+        example = f"{first}://BUCKET/FOLDER"
+        url = self.need("bucket", given, example).rstrip("/")
         if not re.fullmatch(rf"(?:{schemes})://[^/]+(/.*)?", url):
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
         return url
@@ -160,18 +180,14 @@ class Job(Needs):
     """Machines that train."""
     data_machines: Machines | None
     """Machines that prepare data."""
-    spot: bool
-    """Use machines that may be interrupted; the job resumes on others."""
     hours: float
     """Hours after which the job is stopped; on SkyPilot and SLURM counted anew each time that it starts."""
-    image: str | None
-    """The container's image, ``REGISTRY/kd:TAG``; None: not given, which all places but SLURM and torchrun refuse."""
     processes: int | None
     """Training processes of each machine; None: one on each of its GPUs, whose number the type does not say."""
     runs_dir: Path
     """Folder of the runs on this machine."""
-    options: dict[str, str]
-    """Keys of ``kd-launch`` and of the place that were given, with their texts."""
+    options: Any
+    """The place's group of :class:`JobOptions`."""
     prices: dict[str, float]
     """Price of an hour of all machines of a group (``train``, ``data``), in the file's currency; {} without
     ``prices=``."""
@@ -255,7 +271,7 @@ def _groups(machines: Machines, data_machines: Machines | None) -> dict[str, Mac
     return {"train": machines, "data": data_machines}
 
 
-def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d.24xlarge") -> Job:
+def read_job(request: Request, options: JobOptions, example: str) -> Job:
     """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
 
     Nothing is written or sent. Pictures, teachers and paths of the run are not looked for: they may be elsewhere.
@@ -263,7 +279,7 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     Args:
         request: the command line without ``options``; changed here: ``runs_dir`` is taken out, and the price of an
             hour of all machines is added where there are ``prices``.
-        options: keys of ``kd-launch`` and of the place, already taken out.
+        options: of the place.
         example: of ``instances=``, as the place counts machines.
 
     Raises:
@@ -271,12 +287,12 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     """
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
-    if "instances" not in options:
+    if not options.instances:
         raise UserError(f"instances: must be given: the machines that train (instances={example})")
-    machines = read_machines("instances", options["instances"])
+    machines = read_machines("instances", options.instances)
     data_machines = None
-    if "data_instances" in options:
-        data_machines = read_machines("data_instances", options["data_instances"])
+    if options.data_instances:
+        data_machines = read_machines("data_instances", options.data_instances)
     prices = _prices(options, machines, data_machines)
     if prices:
         request.overrides.append(f"monitor.price_per_hour={sum(prices.values()):.6g}")
@@ -300,15 +316,13 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     _check_machines(config, machines, data_machines)
     longest_run = config["monitor"]["max_hours"] or 23
     return Job(
-        name=_job_name(options, request.recipe),
+        name=_job_name(options.job, request.recipe),
         recipe=config["recipe"],
         files=users_files,
         items=[*items, *request.overrides],
         machines=machines,
         data_machines=data_machines,
-        spot=option(options, "spot", bool, False),
-        hours=option(options, "hours", Hours, longest_run + 1.0),
-        image=options.get("image"),
+        hours=options.hours or longest_run + 1.0,
         processes=_processes(config, machines),
         runs_dir=folder_of_runs(config["runs_dir"] if runs_dir is None else runs_dir, "kd-launch"),
         options=options,
@@ -366,7 +380,7 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
     processes = devices_asked_for(trainer["devices"])
     if gpus and processes and processes > gpus and accelerator != "cpu":
         raise UserError(
-            f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
+            f"trainer.devices: {processes} processes, but {machines.type} has {counted(gpus, 'GPU')}"
         )
 
 
@@ -384,7 +398,7 @@ def _processes(config: dict[str, Any], machines: Machines) -> int | None:
 
 
 def _prices(
-    options: dict[str, str], machines: Machines, data_machines: Machines | None
+    options: JobOptions, machines: Machines, data_machines: Machines | None
 ) -> dict[str, float]:
     """Price of an hour of all machines of each group (``train``, ``data``), by ``prices=FILE``; {} without one.
 
@@ -393,10 +407,10 @@ def _prices(
     Raises:
         UserError: a file that can't be read, or a type that it has no price of.
     """
-    if "prices" not in options:
+    if options.prices is None:
         return {}
-    table = read_prices(Path(options["prices"]).expanduser(), "prices")
-    suffix = ":spot" if option(options, "spot", bool, False) else ""
+    table = read_prices(options.prices.expanduser(), "prices")
+    suffix = ":spot" if options.spot else ""
     prices = {}
     for name, group in _groups(machines, data_machines).items():
         key = "data_instances" if name == "data" else "instances"
@@ -404,14 +418,14 @@ def _prices(
     return prices
 
 
-def _job_name(options: dict[str, str], recipe: str) -> str:
-    """The name given in ``job``, or one of the recipe's name and the time (UTC): ``foodtag-vit-20260131-235959``.
+def _job_name(given: str, recipe: str) -> str:
+    """The name that is given, or one of the recipe's name and the time (UTC): ``foodtag-vit-20260131-235959``.
 
     Raises:
         UserError: a name that a place can't have.
     """
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
-    name = options.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    name = given or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         raise UserError(
             f"job: must be lower-case letters, digits, dashes, a letter first, at most 52, got '{name}'"

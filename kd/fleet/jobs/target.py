@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Job, JobOptions
 
 
 class Target(Protocol):
     """A place that runs jobs: the class in a file of ``places/``, whose name is the place's."""
 
-    also: Sequence[str]
-    """Other words for it, which users type."""
-
-    keys: Mapping[str, str]
-    """Its own keys -> what they are."""
+    options: type[JobOptions]
+    """What it is given."""
 
     example: str
     """Of ``instances=``, as this place counts machines."""
@@ -141,7 +138,7 @@ def command(job: Job) -> str:
     Raises:
         UserError: ``spot`` or a channel is given: such a place has neither.
     """
-    if job.spot:
+    if job.options.spot:
         raise UserError("spot: is for sagemaker and sky, whose machines have a price by the hour")
     if job.channels:
         raise UserError(

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from kd.config.kinds import Checked, Range, checked_group
 from kd.errors import UserError
+from kd.report.metric import counted
 from kd.run.options import CommandOptions
 from kd.ship.export.base import find_format
 
@@ -27,8 +28,8 @@ class Conditions(Checked):
     """Likewise."""
 
     def __str__(self) -> str:
-        several = "s" * (self.threads > 1)
-        return f"{self.runtime}{' int8' * self.int8}, {self.threads} thread{several}, batch {self.batch}"
+        threads = counted(self.threads, "thread")
+        return f"{self.runtime}{' int8' * self.int8}, {threads}, batch {self.batch}"
 
 
 @checked_group

@@ -75,7 +75,7 @@ class SizeSearch:
         self.sign = -1 if less_is_better(self.metric) else 1
         self.known = mapping_of(
             self.folder / RESULTS
-        )  # what was measured, by key_of() what it depends on
+        )  # what was measured, by measurement_key() of what it depends on
 
     def measure(self) -> dict[str, Any]:
         """Times the candidates, and scores those within the budget; what an earlier search has measured is read again.
@@ -254,20 +254,25 @@ def check_budget(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
         budget: the largest allowed value by column, such as ``latency_ms``.
 
     Raises:
-        UserError: with the smallest candidate's figure, or that all budgets together are too narrow.
+        UserError: with the least figure of any candidate for each budget.
     """
     if any(not exceeded(row, budget) for row in rows):
         return
+    words = []
+    least = []
+    narrow = list(budget)
     for key, most in budget.items():
-        measured = [row for row in rows if key in row]
-        least = min(measured, key=lambda row: row[key], default={key: 0})
-        value = least[key]
+        words.append(f"{key}={most:g}")
+        values = [row[key] for row in rows if key in row]
+        if not values:
+            continue
+        value = min(values)
+        least.append(f"{value:.4g} {BUDGETS[key]}")
         if value > most:
-            smallest = f"{least['name']} with {value:.4g} {BUDGETS[key]}"
-            raise UserError(f"{key}: no candidate is within {most:g}: the smallest is {smallest}")
-    words = [f"{key}={value:g}" for key, value in budget.items()]
-    first = next(iter(budget))
-    raise UserError(f"{first}: no candidate is within {' '.join(words)} at once")
+            narrow.insert(0, key)
+    asked = " ".join(words)
+    known = ", ".join(least)
+    raise UserError(f"{narrow[0]}: no candidate is within {asked}; the least are {known}")
 
 
 def choose_size(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kd.fleet.tuning.plan import SearchPlan
-from kd.fleet.tuning.space import short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.report.tables import Cell, Table
 from kd.run.request import as_word, translate
@@ -18,26 +17,14 @@ SHOWN = 10
 
 
 def chosen_trial(study: Study, plan: SearchPlan) -> Any | None:
-    """The best finished trial, Optuna's ``FrozenTrial``; None before any has finished.
+    """The best finished trial by the first objective, Optuna's ``FrozenTrial``; None before any has finished."""
+    return next(iter(_ranked(study.best(), plan)), None)
 
-    Of a Pareto front the one nearest to the best of each objective: by the sum of squared distances, each as a share of
-    the front's range in that objective.
-    """
-    front = study.best()
 
-    def distance(trial: Any) -> float:
-        total = 0.0
-        for i, objective in enumerate(plan.objectives):
-            values = [other.values[i] for other in front]
-            least = min(values)
-            most = max(values)
-            best = most if objective.maximize else least
-            width = most - least or 1.0
-            share = (trial.values[i] - best) / width
-            total += share**2
-        return total
-
-    return min(front, key=distance, default=None)
+def _ranked(trials: Sequence[Any], plan: SearchPlan) -> list[Any]:
+    """Finished trials, the best by the first objective first."""
+    sign = -1 if plan.objectives[0].maximize else 1
+    return sorted(trials, key=lambda trial: sign * trial.values[0])
 
 
 def trial_words(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
@@ -76,14 +63,13 @@ def best_trials(study: Study, plan: SearchPlan) -> Table:
     """The best :data:`SHOWN` finished trials by the first objective, and how many were stopped or have failed."""
     objectives = [objective.name for objective in plan.objectives]
     keys = [space.key for space in plan.space]
-    sign = -1 if plan.objectives[0].maximize else 1
-    best = sorted(study.trials("complete"), key=lambda trial: sign * trial.values[0])
+    best = _ranked(study.trials("complete"), plan)
     rows: list[list[Cell]] = []
     for trial in best[:SHOWN]:
         row: list[Cell] = [trial.number, *trial.values]
         for key in keys:
             value = trial.params.get(key, "")
-            row.append(short(value))
+            row.append(value)
         rows.append(row)
     stopped = len(study.trials("pruned"))
     failed = len(study.trials("failed"))

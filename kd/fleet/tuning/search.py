@@ -11,7 +11,6 @@ from filelock import FileLock
 from kd.errors import UserError
 from kd.fleet.tuning.plan import SearchPlan, first_difference
 from kd.fleet.tuning.results import write_best
-from kd.fleet.tuning.space import short
 from kd.fleet.tuning.study import Study, Trial
 from kd.fleet.tuning.trials import (
     SIGNALS,
@@ -22,6 +21,7 @@ from kd.fleet.tuning.trials import (
     epoch_values,
     lock_trial,
 )
+from kd.report.metric import short
 from kd.run.request import as_word
 from kd.run.train_first import train_teacher_first
 from kd.settings import teachers_in
@@ -175,10 +175,8 @@ class Search:
         and then was ended by that or had finished without being timed, is not recorded: it stays running, and the next
         search resumes it.
         """
-        summary = job.summary
         by_signal = job.poll() in SIGNALS
-        notes = {name: summary.get(name) for name in ("wall_s", "epochs")}
-        notes["folder"] = str(job.run)
+        notes = {"folder": str(job.run)}
         if job.is_done and (job.has_latency or not self.plan.wants_latency):
             values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(trial, "complete", values, notes)
@@ -200,9 +198,12 @@ class Search:
         if result == "fail":
             result = f"failed: {trial.user_attrs['reason']}"
         elif result == "complete":
-            named = zip(self.plan.objectives, trial.values, strict=True)
-            result = ", ".join(f"{objective.name} {short(value)}" for objective, value in named)
-        return f"trial {number}: {result} ({' '.join(settings)}); {self.progress()}"
+            reached = []
+            for objective, value in zip(self.plan.objectives, trial.values, strict=True):
+                reached.append(f"{objective.name} {short(value)}")
+            result = ", ".join(reached)
+        words = " ".join(settings)
+        return f"trial {number}: {result} ({words}); {self.progress()}"
 
     def progress(self) -> str:
         """How many trials have ended, and the best so far where there is one."""

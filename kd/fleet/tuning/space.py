@@ -129,17 +129,6 @@ def _number(text: str) -> str | int | float:
     return text
 
 
-def short(value: object) -> str:
-    """A value for people: of a float four digits, any other as it is.
-
-    >>> short(0.00123456), short("KDLoss"), short(True)
-    ('0.001235', 'KDLoss', 'True')
-    """
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
-
-
 def suggest(spaces: Sequence[Space], trial: "optuna.trial.BaseTrial") -> dict[str, Any]:
     """A trial's values by key, as :meth:`Space.suggest` gives them; one that does not exist under its choices is left
     out.

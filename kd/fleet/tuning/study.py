@@ -141,8 +141,8 @@ class Study:
             trial: the trial.
             state: how it has ended: ``complete``, ``pruned`` or ``failed``.
             values: of the objectives, in their order; None for a trial that was pruned or has failed.
-            notes: kept with it as Optuna's ``user_attrs``, by name: ``folder`` (of the run), ``wall_s``, ``epochs``, and
-                ``reason`` of a failure.
+            notes: kept with it as Optuna's ``user_attrs``, by name: ``folder`` (of the run), and ``reason`` of a
+                failure.
         """
         for name, value in notes.items():
             trial.set_user_attr(name, value)

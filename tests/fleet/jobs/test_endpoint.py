@@ -29,6 +29,8 @@ moto = pytest.importorskip("moto")
 PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test/models",
          "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1"]  # fmt: skip
 
+OWN = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
+
 
 @pytest.fixture()
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -100,12 +102,13 @@ def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str])
         ([], "role, image, bucket: must be given"),
         (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
         (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
-        (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
+        (["batch=s3://kd-test/in"], "out: a batch transform has one, and nothing else"),
         (
             ["instances=1xml.g5.xlarge"],
             "instances: kd-serve computes on the CPU: the GPUs of ml.g5.xlarge would",
         ),
-        (["out=s3://a/c"], "out: only a batch transform has one"),
+        (["out=s3://a/c"], "out: a batch transform has one, and nothing else"),
+        (["batch=in", "out=s3://a/c"], "batch: must be s3://BUCKET/FOLDER, got 'in'"),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
         ([f"job=a{'-b' * 32}"], "job: must be letters, digits and dashes, 63 at most, got 'a-b"),
         (["spot=true"], "no key 'spot'"),
@@ -199,8 +202,7 @@ def test_a_dry_run_of_a_deletion_needs_no_credentials(
 
 
 def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:
-    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test", "batch": "s3://kd-test/in",
-           "out": "s3://kd-test/out"}  # fmt: skip
+    own = endpoint.EndpointOptions(**OWN, batch="s3://kd-test/in", out="s3://kd-test/out")
     archive = tmp_path / "model.tar.gz"
     archive.write_bytes(b"x")
     found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
@@ -211,7 +213,7 @@ def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> N
 
 def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
     """Its archive in the bucket has the same place: an upload would overwrite it."""
-    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
+    own = endpoint.EndpointOptions(**OWN)
     machines = read_machines("instances", "1xml.c5.xlarge")
     requests = endpoint.Endpoint("food", machines, own).requests()
     cloud.create_model(**requests["create_model"])
@@ -223,7 +225,7 @@ def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> None:
     archive = tmp_path / "model.tar.gz"
     archive.write_bytes(b"x")
-    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
+    own = endpoint.EndpointOptions(**OWN)
     found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     requests = found.requests()
     requests["create_endpoint"]["EndpointConfigName"] = "another"

@@ -100,7 +100,7 @@ def test_fewer_processes_than_gpus(tiny: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "sbatch.partition=gpu", "optim.lr=0.1",
                  "trust=tests")  # fmt: skip
     asked = {
         line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")
@@ -109,7 +109,7 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
                      "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
     assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
     check_script(text)
-    more = ["qos=high", "mem=64G", "constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
+    more = ["sbatch.qos=high", "sbatch.mem=64G", "sbatch.constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
             "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", *more)
     options = [
@@ -169,7 +169,12 @@ def test_the_train_job_is_valid() -> None:
 
 def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(
-        capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", "partition=a; id", "account=$(id)"
+        capsys,
+        "slurm",
+        f"recipe={tiny}",
+        "instances=1xgpu:8",
+        "sbatch.partition=a; id",
+        "sbatch.account=$(id)",
     )
     assert "#SBATCH --partition='a; id'\n#SBATCH --account='$(id)'\n" in text
     text = shown(capsys, "torchrun", f"recipe={tiny}", "instances=2xgpu:8", "hosts=$(id),b")
@@ -190,15 +195,15 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is not an option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: is for sagemaker and sky, whose machines have a price"),
-        (["slurm", "instances=1xgpu:8", "wait=false"], "wait: this place is not waited for; leave it out"),
+        (["slurm", "instances=1xgpu:8", "wait=false"], "no key 'wait': kd-launch waits for jobs of sagemaker and sky alone"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
         (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: the machines see this machine's"),
         (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number, got"),
         (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number, got"),
         (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
-        (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
+        (["slurm", "instances=1xgpu:8", "sbatch.account=a\nid"], "sbatch.account: must hold no control characters, got"),
         (["torchrun", "instances=1xcpu:2", "--tune"], "no option --tune: kd-tune recipe=NAME search.KEY=SPACE searches"),
-        (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run'; did you mean '--dry-run'?"),
+        (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run': kd-launch --dry-run shows what would be sent"),
         (["slurm", "instances=1xcpu:2", "preflight=stop", "model.teacher.checkpoint=null"],
          "model.teacher.checkpoint: must be given, or model.teacher.pretrained=true"),
         (["torchrun", "job=none"], "recipe: must be given (kd-train --list); job= alone follows a job of sagemaker"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import ask, command, written
 
 
@@ -17,8 +17,8 @@ def job(tmp_path: Path) -> Job:
     own = tmp_path / "own recipe.yaml"
     own.write_text("recipe: x\n")
     nothing: Any = None
-    return Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], nothing, None, False, 1,
-               None, None, tmp_path / "runs", {}, {})  # fmt: skip
+    return Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], nothing, None, 1,
+               None, tmp_path / "runs", JobOptions(), {})  # fmt: skip
 
 
 def test_a_program_that_fails_is_told_by_its_last_line() -> None:
@@ -50,6 +50,6 @@ def test_where_folders_are_shared_files_are_named_where_they_are(job: Job, tmp_p
     own = tmp_path / "own recipe.yaml"
     assert command(job) == f"'recipe={own}' optim.lr=1 runs_dir={tmp_path}/runs name=food-1"
     with pytest.raises(UserError, match="spot: is for sagemaker and sky"):
-        command(replace(job, spot=True))
+        command(replace(job, options=JobOptions(spot=True)))
     with pytest.raises(UserError, match="channel:photos: the machines see this machine's folders"):
         command(replace(job, items=["data.source.root=channel:photos"]))

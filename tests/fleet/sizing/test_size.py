@@ -156,16 +156,17 @@ def test_the_choice_is_the_best_within_all_budgets() -> None:
     assert choose_size([row("a", 1, 0.5), row("b", 2, 0.5)], {}, 1) == "a", "as good and faster"
 
 
-def test_an_impossible_budget_names_the_smallest_candidate() -> None:
+def test_an_impossible_budget_names_the_least_figures() -> None:
     rows = [row("a", 1.25), row("b", 2)]
     check_budget(rows, {"latency_ms": 1.5})
     with pytest.raises(
         kd.errors.UserError,
-        match=r"latency_ms: no candidate is within 1: the smallest is a with 1.25 ms",
+        match=r"latency_ms: no candidate is within mb=8 latency_ms=1; the least are 5 MB, 1.25 ms",
     ):
         check_budget(rows, {"mb": 8, "latency_ms": 1})
     with pytest.raises(
-        kd.errors.UserError, match="no candidate is within latency_ms=1.5 mb=4 at once"
+        kd.errors.UserError,
+        match="no candidate is within latency_ms=1.5 mb=4; the least are 1.25 ms, 1 MB",
     ):
         check_budget([row("a", 1.25), row("b", 2, mb=1)], {"latency_ms": 1.5, "mb": 4})
 
@@ -182,7 +183,7 @@ def test_a_budget_of_latency_that_nothing_meets_is_refused_and_leaves_nothing(
     monkeypatch.setattr(search, "latencies", slow)
     given = [f"recipe={recipe}", f"runs_dir={tmp_path}/runs"]
     assert size_main([*given, "latency_ms=5"]) == 2
-    least = "latency_ms: no candidate is within 5: the smallest is vit_tiny_patch16_224 with 9 ms"
+    least = "latency_ms: no candidate is within latency_ms=5; the least are 9 ms"
     assert least in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -200,7 +201,7 @@ def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed
             == 2
         )
         assert (
-            f"{budget.split('=')[0]}: no candidate is within 0.001: the smallest is"
+            f"{budget.split('=')[0]}: no candidate is within latency_ms=5 {budget}; the least are"
             in capsys.readouterr().err
         )
     assert not list(tmp_path.iterdir())
@@ -253,7 +254,7 @@ WRONG = {
     "steps=60": "no key 'steps'",
     "data.source.root=nowhere": "nowhere",
     "img_sizes=24": "no key 'img_sizes'",
-    "params_m=0.000001": "params_m: no candidate is within 1e-06: the smallest is ",
+    "params_m=0.000001": "params_m: no candidate is within params_m=1e-06; the least are ",
     "model.teacher=null": "model.teacher",
 }
 

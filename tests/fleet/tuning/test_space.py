@@ -8,7 +8,7 @@ import yaml
 import kd.losses
 from kd.errors import UserError
 from kd.fleet.tuning import plan
-from kd.fleet.tuning.space import Space, short, space_of
+from kd.fleet.tuning.space import Space, space_of
 from kd.run.request import Request, as_word
 from tests._helpers import ROOT
 
@@ -43,12 +43,6 @@ def test_item() -> None:
     assert as_word("optim.lr", 1e-05) == "optim.lr=1.0e-05"
     assert as_word("data.size", [1, 2]) == "data.size=[1, 2]"
     assert as_word("a", "B") == "a=B"
-
-
-def test_short() -> None:
-    assert short(0.00123456) == "0.001235"
-    assert short("KDLoss") == "KDLoss"
-    assert short(True) == "True"
 
 
 def test_a_key_three_levels_down_is_tried_below_both_choices(

@@ -5,11 +5,15 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.fleet.aws import (
+    IMAGE,
+    ROLE,
     aws_session,
     boto_errors,
     bucket_and_path,
@@ -18,7 +22,7 @@ from kd.fleet.aws import (
     uploaded,
     waited,
 )
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import Target, written
 from kd.run import files
 from kd.storage.archives import unpack
@@ -40,20 +44,29 @@ PLACES = "s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME[/FOLDER] or efs:
 """What a channel's place may be, for messages."""
 
 
+@checked_group
+class SageMakerOptions(JobOptions):
+    """What ``kd-launch sagemaker`` is given."""
+
+    role: str = ""
+    """ARN of the role that the job takes."""
+    bucket: str = ""
+    """s3://BUCKET[/FOLDER] for results and checkpoints."""
+    channel: dict[str, str] = field(default_factory=dict)
+    """Data for data.source.root=channel:NAME: s3://, fsx://FILE_SYSTEM_ID/MOUNT_NAME/..., efs://."""
+    request: Path | None = None
+    """YAML of more of CreateTrainingJob's own keys: VpcConfig (fsx://, efs://), KmsKeyId, Tags, ..."""
+    wait: bool = True
+    """Only sends it; job=NAME alone waits for its end and fetches its run."""
+
+
 class SageMaker(Target):
     """A SageMaker training job, one request of CreateTrainingJob."""
 
-    also = ("aws",)
     example = "2xml.p4d.24xlarge"
     shares_disk = False
     takes_data = True
-    keys: Mapping[str, str] = {
-        "role": "ARN of the role that the job takes",
-        "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
-        "channel.NAME": "data for data.source.root=channel:NAME: s3://, fsx://FILE_SYSTEM_ID/MOUNT_NAME/..., efs://",
-        "request": "YAML of more of CreateTrainingJob's own keys: VpcConfig (fsx://, efs://), KmsKeyId, Tags, ...",
-        "wait": "false: only sends it; job=NAME alone waits for its end and fetches its run",
-    }
+    options = SageMakerOptions
 
     def write(self, job: Job) -> dict[str, str]:
         """``request.json``: the request, validated against the service's own model, as text by its name.
@@ -62,10 +75,9 @@ class SageMaker(Target):
             UserError: a key with a value that SageMaker does not take.
         """
         request = _request(job)
-        if "request" in job.options:
-            file = Path(job.options["request"]).expanduser()
+        if job.options.request:
             try:
-                _put_in(request, files.read_settings(file))
+                _put_in(request, files.read_settings(job.options.request.expanduser()))
             except UserError as error:
                 raise UserError(f"request: {error}") from error
         check_request("CreateTrainingJob", request)
@@ -82,7 +94,7 @@ class SageMaker(Target):
         """
         s3 = aws_session().client("s3")
         channels = {f"channel.{name}": url for name, url in _channels(job).items()}
-        places = {"bucket": job.options["bucket"], **channels}
+        places = {"bucket": job.options.bucket, **channels}
         for key, url in places.items():
             if not url.startswith("s3://"):
                 continue
@@ -111,8 +123,8 @@ class SageMaker(Target):
         print(f"kd-launch: sent as {job.name}; its log: {log} {job.name}", flush=True)
 
     def wait(self, job: Job, files: Mapping[str, str]) -> int:
-        """As :meth:`follow`."""
-        return self.follow(job.name, str(job.runs_dir))
+        """As :meth:`follow`, unless ``wait=false``."""
+        return self.follow(job.name, str(job.runs_dir)) if job.options.wait else 0
 
     def follow(self, name: str, runs: str) -> int:
         """Waits for the end of a training job, and unpacks its run to ``runs/RECIPE/NAME`` unless it is there.
@@ -175,8 +187,8 @@ def _request(job: Job) -> dict[str, Any]:
         UserError: a key with a value that SageMaker does not take.
     """
     inputs = [_channel(name, url) for name, url in _channels(job).items()]
-    role = job.need("role", "arn:aws:iam::ACCOUNT:role/NAME")
-    image = job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG")
+    role = job.need("role", job.options.role, ROLE)
+    image = job.need("image", job.options.image, IMAGE)
     place = _place(job)
     if job.files:
         inputs.append(_channel("files", f"{place}/files/"))
@@ -193,7 +205,7 @@ def _request(job: Job) -> dict[str, Any]:
         },
         "OutputDataConfig": {"S3OutputPath": f"{place}/output", "CompressionType": "GZIP"},
         "StoppingCondition": {"MaxRuntimeInSeconds": job.seconds},
-        "EnableManagedSpotTraining": job.spot,
+        "EnableManagedSpotTraining": job.options.spot,
         "CheckpointConfig": {
             "S3Uri": f"{place}/checkpoints",
             "LocalPath": "/opt/ml/checkpoints",
@@ -203,7 +215,7 @@ def _request(job: Job) -> dict[str, Any]:
     }
     if inputs:
         request["InputDataConfig"] = inputs
-    if job.spot:  # waiting for machines included
+    if job.options.spot:  # waiting for machines included
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = 2 * job.seconds
     if job.secret:
         request["Environment"]["RAY_AUTH_TOKEN"] = job.secret
@@ -224,7 +236,7 @@ def _put_in(request: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 def _place(job: Job) -> str:
     """The job's folder in the bucket, with ``files/``, ``output/`` and ``checkpoints/`` below it."""
-    return f"{job.bucket_url('s3')}/{job.name}"
+    return f"{job.bucket_url(job.options.bucket, 's3')}/{job.name}"
 
 
 def _settings(job: Job) -> dict[str, str]:
@@ -281,15 +293,12 @@ def _channels(job: Job) -> dict[str, str]:
     """The channels of a job, by name their URL: those of the keys ``channel.NAME``, in the order given, then those that the
     settings name as ``channel:NAME`` alone: an example stands for their URL, and the key is noted as missing.
     """
-    prefix = "channel."
-    names = []
-    for key in job.options:
-        if key.startswith(prefix):
-            names.append(key.removeprefix(prefix))
+    given = job.options.channel
     channels = {}
-    for name in [*names, *job.channels]:
+    for name in [*given, *job.channels]:
+        url = given.get(name, "")
         example = f"s3://BUCKET/{name}"
-        channels[name] = job.need(f"{prefix}{name}", example)
+        channels[name] = job.need(f"channel.{name}", url, example)
     return channels
 
 

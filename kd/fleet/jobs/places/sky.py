@@ -3,11 +3,13 @@
 import shlex
 import subprocess
 from collections.abc import Mapping
+from dataclasses import field
 
 import yaml
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import Target, ask, written
 from kd.launch.sagemaker import channel_variable
 
@@ -16,22 +18,30 @@ RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
+@checked_group
+class SkyOptions(JobOptions):
+    """What ``kd-launch sky`` is given."""
+
+    bucket: str = ""
+    """s3://BUCKET[/FOLDER], gs://... for the runs."""
+    infra: str = ""
+    """Cloud and region (aws/us-east-1), or kubernetes; default: the cheapest."""
+    channel: dict[str, str] = field(default_factory=dict)
+    """s3://... of data, as data.source.root=channel:NAME."""
+    wait: bool = True
+    """Only sends it."""
+
+
 class SkyPilot(Target):
     """SkyPilot's managed job: an interrupted machine is replaced, and the run resumes from the bucket.
 
     ``hours`` counts anew on each machine that replaces one.
     """
 
-    also = ("skypilot", "k8s", "kubernetes", "kubeflow")
     example = "2xA100:8"
     shares_disk = False
     takes_data = False
-    keys: Mapping[str, str] = {
-        "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
-        "infra": "cloud and region (aws/us-east-1), or kubernetes; default: the cheapest",
-        "channel.NAME": "s3://... of data, as data.source.root=channel:NAME",
-        "wait": "false: only sends it",
-    }
+    options = SkyOptions
 
     def write(self, job: Job) -> dict[str, str]:
         """``sky.yaml``, as text by its name.
@@ -51,14 +61,19 @@ class SkyPilot(Target):
         with written(job, files) as folder:
             launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
             ask([*launch, str(folder / "sky.yaml")])
-        run = f"{job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
+        bucket = job.bucket_url(job.options.bucket, SCHEMES)
+        run = f"{bucket}/{job.name}/{job.recipe}/{job.name}"
         print(
             f"kd-launch: sent as {job.name}; sky jobs logs --name {job.name} shows its log, kd-report {run} its run",
             flush=True,
         )
 
     def wait(self, job: Job, files: Mapping[str, str]) -> int:
-        """``sky jobs logs`` until the job's end; returns 1 where it has failed or its log can't be followed."""
+        """``sky jobs logs`` until the job's end, unless ``wait=false``; returns 1 where it has failed or its log can't be
+        followed.
+        """
+        if not job.options.wait:
+            return 0
         logs = ["sky", "jobs", "logs", "--name", job.name]
         return int(subprocess.run(logs, check=False).returncode != 0)
 
@@ -91,8 +106,8 @@ def _resources(job: Job) -> dict[str, object]:
     """
     machines = job.machines
     resources: dict[str, object] = {}
-    if "infra" in job.options:
-        resources["infra"] = job.options["infra"]
+    if job.options.infra:
+        resources["infra"] = job.options.infra
     if machines.parts is None:
         resources["instance_type"] = machines.type.removeprefix("ml.")
     elif machines.parts[0] == "cpu":
@@ -103,8 +118,8 @@ def _resources(job: Job) -> dict[str, object]:
         )
     else:
         resources["accelerators"] = machines.type
-    resources["use_spot"] = job.spot
-    image = job.need("image", "REGISTRY/kd:TAG").removeprefix("docker:")
+    resources["use_spot"] = job.options.spot
+    image = job.need("image", job.options.image, "REGISTRY/kd:TAG").removeprefix("docker:")
     resources["image_id"] = f"docker:{image}"
     resources["job_recovery"] = {"max_restarts_on_errors": 0}
     return resources
@@ -116,12 +131,13 @@ def _mounts(job: Job) -> dict[str, object]:
     The job's folder in the bucket at :data:`RUNS`, each channel's data below :data:`CHANNELS`, the user's own files
     below :data:`FILES`.
     """
-    bucket = job.bucket_url(SCHEMES)
+    bucket = job.bucket_url(job.options.bucket, SCHEMES)
     runs = {"source": f"{bucket}/{job.name}", "mode": "MOUNT_CACHED"}
     mounts: dict[str, object] = {RUNS: runs}
     for name in job.channels:
+        given = job.options.channel.get(name, "")
         example = f"s3://BUCKET/{name}"
-        url = job.need(f"channel.{name}", example)
+        url = job.need(f"channel.{name}", given, example)
         place = f"{CHANNELS}/{name}"
         mounts[place] = {"source": url, "mode": "MOUNT"}
     for name, path in job.files.items():

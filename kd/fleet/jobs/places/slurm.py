@@ -5,17 +5,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
-from kd.config.kinds import Range
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.job import Job, JobOptions, Machines
 from kd.fleet.jobs.target import Target, ask, command, written
-from kd.run.options import option
 
-OPTIONS = ("partition", "account", "qos", "mem", "constraint")
-"""Keys of the job that are options of ``sbatch`` by the same name."""
 CORES = 8
 """Cores of each process on a machine with GPUs."""
 SCRIPT = """\
@@ -48,6 +46,18 @@ export KD_DATA_NODES={count} MASTER_ADDR=$head
 END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
+@checked_group
+class SlurmOptions(JobOptions):
+    """What ``kd-launch slurm`` is given."""
+
+    sbatch: dict[str, str] = field(default_factory=dict)
+    """Any option of sbatch: sbatch.partition=gpu, sbatch.account=vision; sbatch.exclusive= for one without a value."""
+    setup: str = ""
+    """A shell command before the run ('module load cuda/12')."""
+    cpus_per_task: Annotated[int, Range(">= 1 and <= 10000")] | None = None
+    """Cores of each process; default: 8, of cpu:N machines N, dealt to their processes."""
+
+
 class Slurm(Target):
     """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job.
 
@@ -55,20 +65,10 @@ class Slurm(Target):
     the job goes back into the queue; when it starts again, the run resumes.
     """
 
-    also = ("sbatch",)
     example = "4xgpu:8"
     shares_disk = True
     takes_data = True
-    keys: Mapping[str, str] = {
-        "partition": "of the cluster",
-        "account": "that pays",
-        "qos": "quality of service",
-        "mem": "memory of each machine (64G)",
-        "constraint": "features that the machines must have",
-        "sbatch.NAME": "any other option of sbatch (sbatch.exclude=node7; sbatch.exclusive= for one without a value)",
-        "setup": "a shell command before the run ('module load cuda/12')",
-        "cpus_per_task": f"cores of each process ({CORES}; of cpu:N machines N, dealt to their processes)",
-    }
+    options = SlurmOptions
 
     def write(self, job: Job) -> dict[str, str]:
         """The text of ``train.sbatch``, the script. Each start of it continues the run under the job's name.
@@ -78,8 +78,9 @@ class Slurm(Target):
         """
         # the same for the machines that train and those that prepare data
         shared = {"program": "kd-train", "command": command(job)}
-        container = f"--container-image={shlex.quote(job.image)} " if job.image else ""
-        if not job.image:
+        image = job.options.image
+        container = f"--container-image={shlex.quote(image)} " if image else ""
+        if not image:
             shared["program"] = shlex.quote(
                 shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train"
             )
@@ -98,7 +99,7 @@ class Slurm(Target):
                 "end_data": END_DATA,
             }
 
-        setup = job.options.get("setup")
+        setup = job.options.setup
         text = SCRIPT.format(
             **shared,
             **tier,
@@ -151,7 +152,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         )
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
-    cores = option(job.options, "cpus_per_task", Annotated[int, Range(">= 1 and <= 10000")], usual)
+    cores = job.options.cpus_per_task or usual
     lines = [
         f"--nodes={machines.count}",
         f"--ntasks-per-node={processes}",
@@ -159,14 +160,11 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     ]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    for given, value in job.options.items():
-        name = given.removeprefix("sbatch.")
-        if name == given and name not in OPTIONS:
-            continue
+    for name, value in job.options.sbatch.items():
         # what the script sets itself is found by its text
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
             raise UserError(
-                f"{given}: {name} is not an option of sbatch, or one of the job's own keys sets it"
+                f"sbatch.{name}: {name} is not an option of sbatch, or one of the job's own keys sets it"
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from kd.config.kinds import Range
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import Target, command
-from kd.run.options import option
 
 HERE = "this machine"
 """Name of the line where no machine is named."""
@@ -24,17 +23,23 @@ TRAIN = (
 )
 
 
+@checked_group
+class TorchrunOptions(JobOptions):
+    """What ``kd-launch torchrun`` is given."""
+
+    hosts: str = ""
+    """Names of the machines that train, with commas; default: this one."""
+    port: Annotated[int, Range(">= 1 and < 65536")] = 29500
+    """Of the first machine, where they meet."""
+
+
 class Torchrun(Target):
     """One ``torchrun`` on each machine; what runs on other machines is typed there."""
 
-    also = ("local", "ssh")
     example = "1xcpu:2"
     shares_disk = True
     takes_data = False
-    keys: Mapping[str, str] = {
-        "hosts": "names of the machines that train; none: this one",
-        "port": "of the first machine, where they meet (29500)",
-    }
+    options = TorchrunOptions
 
     def write(self, job: Job) -> dict[str, str]:
         """The line of each machine by its name.
@@ -47,7 +52,7 @@ class Torchrun(Target):
         port = 0
         if hosts:
             head = hosts[0]
-            port = option(job.options, "port", Annotated[int, Range(">= 1 and < 65536")], 29500)
+            port = job.options.port
         train = TRAIN.format(
             here=shlex.quote(str(Path.cwd())),
             python=shlex.quote(sys.executable),
@@ -84,7 +89,7 @@ def _names(job: Job) -> list[str]:
     """The names in ``hosts``, with commas between; a UserError unless there are as many as machines. A single machine needs
     no name.
     """
-    names = [name for name in job.options.get("hosts", "").split(",") if name]
+    names = [name for name in job.options.hosts.split(",") if name]
     if not names and job.machines.count == 1:
         return []
     if len(names) != job.machines.count:
