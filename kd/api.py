@@ -177,7 +177,7 @@ def export(
         words: likewise, of keys without a dot: ``int8=True``, ``out=FOLDER``.
 
     Returns:
-        The record of ``export/export.json``: ``agreement`` in 0..1, ``size_mb``, ``student_ms``, ``export_ms``, ...; its
+        The record of ``export/export.json``: ``agreement`` in 0..1, ``size_mb``, ...; its
         ``file`` is the path of the export.
 
     Raises:

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -11,6 +12,12 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+from kd.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    import torch
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """A variable: where it is set, Python looks for no module in the present folder, nor in that of its program."""
@@ -46,6 +53,37 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "CPU"
+
+
+def choose_device(name: str | None = None) -> "torch.device":
+    """The device of that name; None: the GPU where there is one, else the CPU.
+
+    Raises:
+        UserError: it can't be used.
+    """
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device: '{name}' can't be used: {first_line(error)}") from error
+    return device
+
+
+def peak_memory_mb() -> float:
+    """This process's peak memory in MB (2**20 bytes)."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
+        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
+        assert peak_kb is not None
+        return int(peak_kb[1]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":
+        return peak / 2**20
+    return peak / 2**10
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -1,8 +1,6 @@
 """``summary.json``: settings and results of the run, written at the end and on failure."""
 
-import resource
 import statistics
-import sys
 import time
 import traceback
 from contextlib import nullcontext, suppress
@@ -24,6 +22,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import size_of
+from kd.machine import peak_memory_mb
 from kd.models import ModelSpec, count_parameters
 from kd.models.sharding import own
 from kd.module.resumed_state import check_form, check_numbers
@@ -296,7 +295,4 @@ def _peak_memory_mb(device: torch.device) -> float:
     """Peak memory of this process in MB (2**20 bytes): the GPU's where it trains on one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return peak / 2**20
-    return peak / 2**10
+    return peak_memory_mb()

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import checked_group
 from kd.errors import UserError
-from kd.run.eval_options import CertificateOptions
 from kd.run.open import open_run
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
@@ -33,11 +33,10 @@ An export that loses more is not kept: exit status 1. The comparison goes to RUN
 
 
 @checked_group
-class ExportOptions(CertificateOptions, ExportSettings):
+class ExportOptions(ExportSettings, CommandOptions):
     """What ``kd-export`` is given."""
 
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
-        "confidence": ("margin=POINTS",),
         "calibrate": ("int8=true",),
         "max_drop": ("int8=true",),
     }
@@ -46,15 +45,6 @@ class ExportOptions(CertificateOptions, ExportSettings):
     WORDS = (1, 1)
     out: Path | None = None
     """Default: RUN_FOLDER/export/FORMAT, with _int8 or _fp16 after it."""
-    margin: Annotated[float, Range("> 0 and < 100")] | None = None
-    """1: instead of these: kept only if the export is shown to lose less than a point, by the same pictures."""
-
-    def __post_init__(self) -> None:
-        """Refuses bounds beside a certificate."""
-        super().__post_init__()
-        for name in ("min_agreement", "max_drop"):
-            if self.margin is not None and name in self.given:
-                raise UserError(f"{name}: has no effect beside margin=, which decides alone")
 
 
 OPTIONS = ExportOptions
@@ -119,16 +109,12 @@ def exported(request: Request, options: ExportOptions) -> tuple[str, dict[str, A
         raise UserError(f"out: {out} exists already and is not an empty folder")
     _check_pictures(request, options.int8)
     export_format = find_format(options.to)
-    claim = options.claim
-    if claim is not None and export_format.features:
-        raise UserError(f"margin: needs a classifier, and to={options.to} has none")
     _check_abilities(export_format, options)
     export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
     opened = open_run(str(folder), request)
     from kd.ship.export.gate import export
 
-    certificate = None if claim is None else claim.wanted
-    return *export(opened, options, export_format, out, remember_made, certificate), out
+    return *export(opened, options, export_format, out, remember_made), out
 
 
 def _check_pictures(request: Request, int8: bool) -> None:
@@ -148,24 +134,18 @@ def _check_pictures(request: Request, int8: bool) -> None:
 
 
 def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
-    """Raises a UserError where a format lacks what was requested, or a key was given that changes nothing of it."""
+    """Raises a UserError where a format lacks what was requested."""
     name = options.to
     if options.int8 and not export_format.quantises:
         raise UserError(f"int8: to={name} has no int8 (to={_formats_that('quantises')} have)")
     if options.fp16 and not export_format.halves:
         raise UserError(f"fp16: to={name} has no FP16 (to={_formats_that('halves')} have)")
-    if "max_batch" in options.given and not export_format.bounded:
-        raise UserError(
-            f"max_batch: has no effect with to={name} (to={_formats_that('bounded')} has a largest batch)"
-        )
 
 
 def _check_bound(gives_features: bool, options: ExportOptions) -> None:
-    """Raises a UserError where a certificate of features is wanted, or where the other of the two bounds decides about an
-    int8 export: ``max_drop`` about a metric, ``min_agreement`` about features, which have none.
+    """Raises a UserError where the other of the two bounds decides about an int8 export: ``max_drop`` about a metric,
+    ``min_agreement`` about features, which have none.
     """
-    if gives_features and options.margin is not None:
-        raise UserError("margin: needs a student that answers in classes, masks or numbers")
     if not options.int8:
         return
     if gives_features and "max_drop" in options.given:

@@ -38,7 +38,7 @@ class LatencyOptions(CommandOptions):
     WORDS = (1, 1)
     runtime: str | None = None
     """torch, and exports by their names below RUN_FOLDER/export (onnx, openvino_int8, ...), with commas; default: torch and
-    every export that is there, but Triton's, which runs the ONNX file."""
+    every export that runs here (of Triton's repository to=onnx is the same file)."""
     batch: Annotated[list[int], Range("> 0")] = field(default_factory=lambda: [1, 8, 64])
     """Pictures at a time."""
     threads: Annotated[list[int], Range("> 0")] = field(default_factory=list)

@@ -196,28 +196,26 @@ def certificate_table(certificate: Json, pictures: str) -> Table:
 
     Args:
         certificate: of :func:`kd.proof.certificate.certify`.
-        pictures: what it is about: the pictures, or the export.
+        pictures: what it is about.
     """
     return sentences(f"Not worse, and by how much: {pictures}", certificate["text"])
 
 
 def exports_parts(records: Mapping[str, Json]) -> Parts:
-    """Exports, each beside the student, and their certificates.
+    """Exports, each beside the student.
 
     Args:
         records: of ``export/export.json``, by name; a number that one lacks is left empty.
     """
     rows: list[list[Cell]] = []
     notes: list[str] = []
-    certificates: Parts = []
     # of one student
     metric = next((record["metric"] for record in records.values() if "metric" in record), "acc1")
     for name, record in records.items():
         note = record.get("note")  # why its file was not run
         size, apart = record.get("size_mb"), record.get("max_difference")
         scores = [format_metric(metric, record.get(model)) for model in ("export", "student")]
-        times = [None if note else record.get("export_ms"), record.get("student_ms")]
-        rows.append([name, size, _percent(record.get("agreement")), *scores, apart, *times])
+        rows.append([name, size, _percent(record.get("agreement")), *scores, apart])
         layers = ", ".join(record.get("float32_layers") or [])
         if layers:
             notes.append(f"{name} keeps in float32: {layers}")
@@ -227,12 +225,10 @@ def exports_parts(records: Mapping[str, Json]) -> Parts:
             notes.append(f"{name} simulated in FP16: {_percent(simulated['agreement'])} {score}")
         if note:
             notes.append(note)
-        if "certificate" in record:
-            certificates.append(certificate_table(record["certificate"], f"export {name}"))
     # of a cascade both models in torch
     scores = [metric, f"{metric} in torch"]
-    columns = ["export", "MB", "same answers", *scores, "largest difference", "ms", "ms in torch"]
-    return [Table("Exports", columns, rows, "\n".join(notes)), *certificates]
+    columns = ["export", "MB", "same answers", *scores, "largest difference"]
+    return [Table("Exports", columns, rows, "\n".join(notes))]
 
 
 def _percent(share: Number) -> str:

@@ -45,27 +45,7 @@ class Claim:
 
 
 @checked_group
-class CertificateOptions(CommandOptions):
-    """What a certificate must show."""
-
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"confidence": ("margin=POINTS",)}
-    margin: Annotated[float, Range("> 0 and < 100")] | None = None
-    """1: whether the student is not worse than its teacher by more than a point: shown, or not (of several models each
-    against the first; of a regression: per cent of the teacher's error)."""
-    # the exact test spends kd.proof.paired.NUISANCE, 0.0001, of the error: above 0.999 too little would be left
-    confidence: Annotated[float, Range("> 0.5 and <= 0.999")] = 0.95
-    """Of the certificate, one-sided."""
-
-    @property
-    def claim(self) -> Claim | None:
-        """The claim; None without ``margin``."""
-        if self.margin is None:
-            return None
-        return Claim(ProofMargin(self.margin / 100, self.confidence))
-
-
-@checked_group
-class EvalOptions(CertificateOptions):
+class EvalOptions(CommandOptions):
     """What ``kd-eval`` is given."""
 
     OTHERS = "data"
@@ -85,6 +65,12 @@ class EvalOptions(CertificateOptions):
         "margin": ("share", "latency_ms"),
         "pays": ("split", "folder", "disputed", "margin", "cascade"),
     }
+    margin: Annotated[float, Range("> 0 and < 100")] | None = None
+    """1: whether the student is not worse than its teacher by more than a point: shown, or not (of several models each
+    against the first; of a regression: per cent of the teacher's error)."""
+    # the exact test spends kd.proof.paired.NUISANCE, 0.0001, of the error: above 0.999 too little would be left
+    confidence: Annotated[float, Range("> 0.5 and <= 0.999")] = 0.95
+    """Of the certificate, one-sided."""
     split: str = ""
     """The data's split: val (default), train, or for an ImageFolder any folder below its root; of a certificate or cascade
     the test split where there is one, of disputed labels train."""

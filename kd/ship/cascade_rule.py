@@ -17,10 +17,6 @@ class CascadeRule:
 
     threshold: float
     """In 0..1 (1.01: always asks)."""
-    asked: int
-    """Pictures that asked the teacher where the rule was measured."""
-    pictures: int
-    """How many pictures the rule was measured on."""
 
     def asks(self, probabilities: np.ndarray) -> np.ndarray:
         """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``; NaN ask, too."""
@@ -59,8 +55,7 @@ def read_rule(run: Path, key: str = "defer") -> CascadeRule:
     try:
         threshold, goal = found["threshold"], found["goal"]
         if threshold is not None:
-            asked, pictures = int(found["asked"]), int(found["pictures"])
-            return CascadeRule(float(threshold), asked, pictures)
+            return CascadeRule(float(threshold))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{key}: {run}: {CASCADE} can't be read; {measures} anew") from error
     raise UserError(

@@ -13,6 +13,7 @@ import torch
 from kd.errors import UserError
 from kd.machine import processor
 from kd.progress import bar
+from kd.report.metric import counted
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export, timed
 from kd.ship.finished import FinishedRun
@@ -87,7 +88,7 @@ def measure_latency(
                 measures: dict[tuple[str, str], Measure] = {}
                 for key, watch in watches.items():
                     measures[key] = partial(watch.measure, pictures)
-                label = f"timing batch {batch}, {count} thread{'s' * (count > 1)}"
+                label = f"timing batch {batch}, {counted(count, 'thread')}"
                 for key, (rounds, peak_mb) in in_turns(measures, seconds, label).items():
                     rows.append(_row(key, count, batch, rounds, peak_mb))
     _compare_with_teacher(rows)

@@ -17,8 +17,7 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
 
     Args:
         run: its folder.
-        names: of exports, separated by commas; ``torch`` is the student itself. None: ``torch`` and all exports but
-            ``triton``, which runs the ONNX file.
+        names: of exports, separated by commas; ``torch`` is the student itself. None: ``torch`` and all exports.
         made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
 
     Raises:
@@ -33,7 +32,6 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
         if export["to"] != "torch_export" or made_here(file):
             found[name] = export
     if names is None:
-        found.pop("triton", None)
         return found
     chosen: Runtimes = {}
     for name in names.split(","):

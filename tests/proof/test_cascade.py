@@ -99,7 +99,7 @@ def test_a_student_that_answers_nan_asks_the_teacher() -> None:
     sureness.update(logits, logits, target, torch.arange(3))
     assert sureness.student[0].tolist() == sureness.teacher[0].tolist() == [True, False, False]
     assert sureness.scores[0][1] == 0
-    assert CascadeRule(0.3, 1, 3).asks(logits.softmax(1).numpy()).tolist() == [False, True, False]
+    assert CascadeRule(0.3).asks(logits.softmax(1).numpy()).tolist() == [False, True, False]
 
 
 def test_a_budget_for_every_picture_is_met_by_asking_always() -> None:

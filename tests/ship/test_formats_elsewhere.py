@@ -4,40 +4,23 @@ import pytest
 
 from kd.cli import export_main
 from kd.commands.export import usage
-from kd.ship.export.base import (
-    ELSEWHERE,
-    FORMATS,
-    OLD_NAMES,
-    OTHER_NAMES,
-    find_format,
-    formats_with,
-)
+from kd.ship.export.base import FORMATS, OTHERS, find_format, formats_with
 from tests._helpers import ROOT
 
 
-@pytest.mark.parametrize("name", [*ELSEWHERE, *OTHER_NAMES, "TensorRT"])
-def test_a_format_of_another_program(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", [*OTHERS, "TensorRT", "TFLite"])
+def test_a_name_of_another_program_or_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert export_main(["runs/none", f"to={name}"]) == 2
     message = capsys.readouterr().err
-    assert "to: kd does not write" in message and "another program does: " in message
-    assert not {*ELSEWHERE, *OTHER_NAMES} & {*FORMATS}
+    assert f"to: no format '{name}': {OTHERS[name.lower()]}" in message
+    assert name not in FORMATS
+    assert any(f"to={known}" in message for known in FORMATS)
 
 
-@pytest.mark.parametrize("name", [*OLD_NAMES, "TFLite"])
-def test_a_name_of_a_file_leads_to_its_format(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export_main(["runs/none", f"to={name}"]) == 2
-    format_name = OLD_NAMES[name.lower()]
-    assert f"to: '{name}' is written by to={format_name}" in capsys.readouterr().err
-    assert format_name in FORMATS and name not in FORMATS
-
-
-def test_the_page_has_a_row_for_each() -> None:
+def test_the_page_has_a_row_for_tensorrt() -> None:
     page = (ROOT / "kd/ship/export/README.md").read_text().lower()
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    for name in ELSEWHERE:
-        assert any(name in row for row in rows), f"no row of the page names {name}"
+    assert any("tensorrt" in row for row in rows)
 
 
 def test_a_format_is_one_file() -> None:
@@ -47,7 +30,7 @@ def test_a_format_is_one_file() -> None:
     for name in files:
         assert f"  to={name} " in usage()
         assert type(find_format(name)).__module__ == f"kd.ship.export.formats.{name}"
-    for ability in ("quantises", "halves", "bounded", "timed"):
+    for ability in ("quantises", "halves", "timed"):
         assert formats_with(ability) == [
             name for name in files if getattr(find_format(name), ability)
         ]

@@ -31,13 +31,14 @@ _FOLDER = Path(__file__).with_name("formats")
 FORMATS = tuple(sorted(file.stem for file in _FOLDER.glob("[a-z]*.py")))
 """The names that ``kd-export to=`` takes, the files of ``formats/``; another format is given by its class path."""
 
-ELSEWHERE = {
-    "tensorrt": "to=onnx, then trtexec --onnx=model.onnx --saveEngine=model.plan, on the GPU that runs it",
+TENSORRT = "trtexec writes it, on the GPU that runs it: to=onnx, then trtexec --onnx=model.onnx --saveEngine=model.plan"
+OTHERS = {
+    **dict.fromkeys(("tensorrt", "trt", "engine"), TENSORRT),
+    "tflite": "to=litert writes it",
+    **dict.fromkeys(("mlmodel", "mlpackage"), "to=coreml writes it"),
+    "pte": "to=executorch writes it",
 }
-"""Formats that kd does not write: how another program makes them today. kd does not compare what they make."""
-OTHER_NAMES = {"trt": "tensorrt", "engine": "tensorrt"}
-OLD_NAMES = {"tflite": "litert", "mlmodel": "coreml", "mlpackage": "coreml", "pte": "executorch"}
-"""Names of files and former names of formats that kd writes under another name."""
+"""Names of programs and files that are no formats, and what writes them."""
 
 Calibration = Callable[
     [], Iterator[np.ndarray]
@@ -69,8 +70,6 @@ class ExportJob:
     """Loads the run's teacher, for a format that ships it too."""
     halve: "Callable[[onnx.ModelProto], onnx.ModelProto] | None" = None
     """Makes the FP16 copy of a graph, and proves it; None for float32 and int8."""
-    max_batch: int = 8
-    """Largest batch of a format that plans its memory ahead."""
 
 
 class Format(ABC):
@@ -80,10 +79,8 @@ class Format(ABC):
         quantises: whether it knows int8.
         halves: whether it knows FP16: :meth:`write` has the job's ``halve`` convert an ONNX graph of the student.
         mixes: whether its FP16 files can keep layers in float32.
-        bounded: whether its files have a largest batch (``max_batch``).
         timed: whether ``kd-latency`` runs its files.
         features: its answer is the features below the classifier.
-        compared: what :meth:`reference` is.
         note: what the comparison with the student did not see; "" where it ran the file itself.
         needs: modules by the extra that brings them.
         quantiser: the modules of int8 likewise.
@@ -92,10 +89,8 @@ class Format(ABC):
     quantises = False
     halves = False
     mixes = True
-    bounded = False
     timed = False
     features = False
-    compared = "the student"
     note = ""
     needs: Mapping[str, Sequence[str]] = {}
     quantiser: Mapping[str, Sequence[str]] = {"openvino": ("nncf",)}
@@ -133,28 +128,21 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime.
+        """Loads what :meth:`write` has just written; ``threads`` 0 leaves their number to the runtime.
 
-        Timing calls it in a process of its own, on an object that has written nothing, of formats that are :attr:`timed`.
+        Of formats that are :attr:`timed`, timing calls it in a process of its own, on an object that has written nothing.
         """
 
-    def open_written(self, job: ExportJob, file: Path) -> Runtime:
-        """Loads what :meth:`write` has just written for ``job``, to compare it; as :meth:`open`, unless the file alone
-        does not say how its model is built.
-        """
-        return self.open(file)
-
-    def reference(self, job: ExportJob) -> "nn.Module":
-        """What the export must agree with: uint8 pictures -> answers, in torch."""
-        return job.prepared
+    def reference(self, job: ExportJob) -> Runtime:
+        """Runs in torch what the export must agree with."""
+        return in_torch(job.prepared)
 
 
 def find_format(name: str) -> Format:
     """The format of one of the names in :data:`FORMATS`, or of a class path, which is imported.
 
     Raises:
-        UserError: no such name or class (the message lists the names and the nearest one), a format that kd does not
-            write (:data:`ELSEWHERE`), or a former name.
+        UserError: no such name or class (the message lists the names and the nearest one), or one of :data:`OTHERS`.
     """
     refuse_foreign_format(name)
     try:
@@ -168,14 +156,10 @@ def find_format(name: str) -> Format:
 
 
 def refuse_foreign_format(name: str) -> None:
-    """Raises a UserError for the name of a format that kd does not write (:data:`ELSEWHERE`), and for a former name."""
-    elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
-    if elsewhere in ELSEWHERE:
-        raise UserError(
-            f"to: kd does not write {elsewhere}; another program does: {ELSEWHERE[elsewhere]}"
-        )
-    if name.lower() in OLD_NAMES:
-        raise UserError(f"to: '{name}' is written by to={OLD_NAMES[name.lower()]}")
+    """Raises a UserError for a name of :data:`OTHERS`."""
+    remedy = OTHERS.get(name.lower())
+    if remedy:
+        raise UserError(f"to: no format '{name}': {remedy}")
 
 
 def _format_in(module: ModuleType) -> Format:
@@ -212,10 +196,10 @@ def _source(name: str) -> ast.Module:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, without the warnings and log lines of libraries that convert a graph; errors are logged."""
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
+    """Inside, without the warnings of libraries that convert a graph, and without their log lines up to a ``level``."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(level)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
@@ -293,6 +277,11 @@ def in_torch(call: "Callable[[Tensor], Tensor]", channels_first: bool = False) -
         return call(images.contiguous()).numpy()
 
     return run
+
+
+def one_by_one(run: Callable[[np.ndarray], np.ndarray]) -> Runtime:
+    """A runtime for any number of pictures, of one that takes a single picture ``(1, H, W, 3)``."""
+    return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:

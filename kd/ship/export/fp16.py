@@ -4,9 +4,9 @@ To run an FP16 file on a CPU proves nothing: ONNX Runtime computes it in float32
 infinite on a GPU or a phone stays 80,000. The proof has two parts instead:
 
 - :func:`measure_ranges` runs the float32 graph on real pictures and finds what each operation's numbers reach, also those
-  that it computes inside (:data:`INSIDE`).
-- :func:`rounded` is the FP16 graph with float32 arithmetic and each result rounded to FP16. Sums inside one operation
-  (:data:`SUMS`) are in float32, as GPUs and most phones have them.
+  that it computes inside (:data:`INSIDE`): what overflows.
+- :func:`rounded` is the FP16 graph with float32 arithmetic and each result rounded to FP16: what its answers lose. Sums
+  inside one operation (:data:`SUMS`) are in float32, as GPUs and most phones have them.
 
 An operation of no table is not proven and stays in float32.
 """
@@ -15,7 +15,7 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,28 +31,17 @@ EXTRA, KEY = "export", "fp16=true"
 LARGEST = 65504.0
 """The largest number of FP16."""
 
-ROUNDING = 2.0**-10
-"""Rounding a normal number to FP16 takes at most half of this share of it; numbers below 6.1e-5 lose more."""
-
 NAMED = 8  # layers in a message
 
 DOMAIN = "kd"
-PROBED = ("largest", "magnitude", "error")
-"""What a Probe gives, each a scalar."""
 PROBE = """
 <domain: "kd", opset_import: ["" : {opset}]>
-Probe (x) => (largest, magnitude, error) {{
+Probe (x) => (largest) {{
     zero = Constant <value_float = 0.0> ()
     infinite = IsInf (x)
     finite = Where (infinite, zero, x)
     magnitudes = Abs (finite)
     largest = ReduceMax <keepdims = 0> (magnitudes)
-    magnitude = ReduceSum <keepdims = 0> (magnitudes)
-    half = Cast <to = 10> (finite)
-    again = Cast <to = 1> (half)
-    difference = Sub (finite, again)
-    errors = Abs (difference)
-    error = ReduceSum <keepdims = 0> (errors)
 }}
 """
 SQUARES_OF_DEVIATIONS = """
@@ -133,30 +122,13 @@ class TensorRange:
     """The ONNX operation; ``weight``; or ``KIND in OPERATION``, which an operation of :data:`INSIDE` computes inside."""
     largest: float
     """Largest finite magnitude."""
-    lost: float
-    """Share of the sum of magnitudes that rounding to FP16 takes away, in 0..1; 1 where it overflows."""
-    float32: bool = False
-    """Whether the operations around it stay in float32."""
     proven: bool = True
     """Whether what its operation computes inside is known (:func:`is_proven`)."""
 
     @property
-    def overflows(self) -> bool:
-        """Whether FP16 has no number as large."""
-        return self.largest > LARGEST
-
-    @property
-    def underflows(self) -> bool:
-        """Whether most of it lies where FP16 has few bits, or none."""
-        return not self.overflows and self.lost > ROUNDING
-
-    @property
     def unsafe(self) -> bool:
-        """Whether it stays in float32 where a layer may."""
-        return self.overflows or self.underflows or not self.proven
-
-    def __str__(self) -> str:
-        return f"{self.layer} ({self.operation})"
+        """Whether its layer stays in float32: FP16 has no number as large, or it is not proven."""
+        return self.largest > LARGEST or not self.proven
 
 
 class HalfPrecision:
@@ -164,70 +136,40 @@ class HalfPrecision:
 
     Attributes:
         ranges: of each tensor, after :meth:`convert`.
+        float32_layers: names of the layers that stay in float32, each once, after :meth:`convert`: those whose weights need
+            it first, in the order of the graph's weights, then those whose results do, in the order of its operations.
         converted: the FP16 graph, after :meth:`convert`.
 
     Args:
-        everything: convert every layer, for machines that compute nothing in float32; otherwise layers that overflow,
-            or lose numbers below FP16's smallest, stay in float32.
         pictures: gives the validation pictures in batches of uint8.
     """
 
-    def __init__(self, everything: bool, pictures: Callable[[], Iterable[np.ndarray]]) -> None:
-        self.everything = everything
+    def __init__(self, pictures: Callable[[], Iterable[np.ndarray]]) -> None:
         self.pictures = pictures
         self.ranges: list[TensorRange] = []
+        self.float32_layers: list[str] = []
         self.converted: onnx.ModelProto | None = None
 
     def convert(self, model: "onnx.ModelProto") -> "onnx.ModelProto":
         """The FP16 copy of a float32 graph; fills :attr:`ranges` with what its tensors reach on the pictures.
 
-        Layers whose numbers FP16 can't hold stay in float32, unless ``everything`` is converted. Nodes of ``model``
-        without a name get one, else it stays as it is.
+        Layers whose numbers FP16 can't hold stay in float32. Nodes of ``model`` without a name get one, else it stays as it
+        is.
         """
         _name_nodes(model.graph)
         self.ranges = measure_ranges(model, self.pictures())
-        kept: set[str] = set()
-        if not self.everything:
-            unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
-            for tensor in unsafe:
-                tensor.float32 = True
-            kept = nodes_around(model.graph, unsafe)
+        unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
+        once = dict.fromkeys(tensor.layer for tensor in unsafe)
+        self.float32_layers = list(once)
+        kept = nodes_around(model.graph, unsafe)
         self.converted = halve(model, kept)
         return self.converted
 
     def simulation(self) -> Runtime:
-        """Runs the converted graph on the CPU as a machine with FP16 would."""
+        """Runs the converted graph on the CPU as a machine with FP16 would: each result rounded."""
         assert self.converted is not None, "a format that halves has converted its graph"
-        return simulate(self.converted)
-
-    def overflow(self) -> str:
-        """Why an export without float32 can't ship; "" where no number leaves FP16's range, and where ``everything`` is
-        false: then such layers stay in float32.
-        """
-        if not self.everything:
-            return ""
-        unproven = [str(tensor) for tensor in self.ranges if not tensor.proven]
-        if unproven:
-            return f"what {shortened(unproven)} computes inside is not known; fp16=true keeps it in float32"
-        too_large = [tensor for tensor in self.ranges if tensor.overflows]
-        if not too_large:
-            return ""
-        first = too_large[0]
-        layers = list(dict.fromkeys(tensor.layer for tensor in too_large))
-        return (
-            f"{first} reaches {first.largest:,.0f}, and FP16 ends at {LARGEST:,.0f}; "
-            f"fp16=true keeps what overflows in float32: {shortened(layers)}"
-        )
-
-    def float32_layers(self) -> list[str]:
-        """Names of the layers that stay in float32, each once: those whose weights need it first, in the order of the
-        graph's weights, then those whose results do, in the order of its operations.
-        """
-        return list(dict.fromkeys(tensor.layer for tensor in self.ranges if tensor.float32))
-
-    def records(self) -> list[dict[str, object]]:
-        """The ranges for JSON (``fp16.json``): the fields of :class:`TensorRange`."""
-        return [asdict(tensor) for tensor in self.ranges]
+        session = _session(rounded(self.converted))
+        return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
 def shortened(layers: Sequence[str]) -> str:
@@ -268,7 +210,7 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
     inside.
 
     Args:
-        graph: of the probed model; Probe ``i`` adds the outputs ``kd/largest/i``, ``kd/magnitude/i``, ``kd/error/i``.
+        graph: of the probed model; Probe ``i`` adds the output ``kd/largest/i``, a scalar.
         types: of its tensors by name.
 
     Returns:
@@ -280,15 +222,14 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
     ranges: list[TensorRange] = []
 
     def probe(tensor: str, node: "onnx.NodeProto", operation: str, proven: bool = True) -> None:
-        """Adds a probe of a tensor to the graph, whose numbers become its outputs, and an empty range to ``ranges``."""
-        number = len(ranges)
-        names = [f"kd/{what}/{number}" for what in PROBED]
-        graph.node.append(make_node("Probe", [tensor], names, domain=DOMAIN))
-        for name in names:
-            scalar = make_tensor_value_info(name, TensorProto.FLOAT, [])
-            graph.output.append(scalar)
+        """Adds a probe of a tensor to the graph, whose number becomes its output, and an empty range to ``ranges``."""
+        name = f"kd/largest/{len(ranges)}"
+        probing = make_node("Probe", [tensor], [name], domain=DOMAIN)
+        graph.node.append(probing)
+        scalar = make_tensor_value_info(name, TensorProto.FLOAT, [])
+        graph.output.append(scalar)
         layer = layer_of(node)
-        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0, proven=proven))
+        ranges.append(TensorRange(tensor, layer, operation, 0.0, proven=proven))
 
     nodes = list(graph.node)
     users = {}
@@ -316,24 +257,14 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
 def _run_probes(
     probed: "onnx.ModelProto", ranges: list[TensorRange], pictures: Iterable[np.ndarray]
 ) -> None:
-    """Runs a graph of :func:`_add_probes` on batches of pictures, and fills the numbers of its ``ranges`` in."""
+    """Runs a graph of :func:`_add_probes` on batches of pictures, and fills the largest magnitudes of its ``ranges`` in."""
     session = _session(probed)
-    outputs = [output.name for output in probed.graph.output]
-    probes = [name for name in outputs if name.startswith("kd/")]
-    largest = np.zeros(len(ranges))
-    magnitude = np.zeros(len(ranges))
-    error = np.zeros(len(ranges))
+    probes = [f"kd/largest/{number}" for number in range(len(ranges))]
     for batch in pictures:
         values = session.run(probes, {INPUT: batch})
-        values_P3 = np.array(values, np.float64).reshape(-1, len(PROBED))
-        of_batch = values_P3.T
-        largest = np.maximum(largest, of_batch[0])
-        magnitude += of_batch[1]
-        error += of_batch[2]
-    lost = np.divide(error, magnitude, out=np.zeros(len(ranges)), where=magnitude > 0)
-    for tensor, most, share in zip(ranges, largest.tolist(), lost.tolist(), strict=True):
-        tensor.largest = most
-        tensor.lost = min(share, 1.0)
+        for tensor, value in zip(ranges, values, strict=True):
+            largest = float(value)
+            tensor.largest = max(tensor.largest, largest)
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
@@ -406,12 +337,6 @@ def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
     del graph.node[:]
     graph.node.extend(copies)
     return exact
-
-
-def simulate(model: "onnx.ModelProto") -> Runtime:
-    """Runs an FP16 graph on the CPU as a machine with FP16 would: each result rounded."""
-    session = _session(rounded(model))
-    return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
 def _session(model: "onnx.ModelProto") -> "onnxruntime.InferenceSession":

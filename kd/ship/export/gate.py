@@ -3,7 +3,7 @@
 import copy
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from kd.data.batch import Batch
-from kd.errors import UserError
-from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar, uncounted
-from kd.proof.certificate import ProofMargin, certify
 from kd.report.evaluated import exports_parts
 from kd.report.metric import format_metric
 from kd.report.tables import write_parts
@@ -26,49 +22,36 @@ from kd.ship.export.fp16 import HalfPrecision, shortened
 from kd.ship.export.manifest import FILE, ExportManifest
 from kd.ship.export.settings import ExportSettings
 from kd.ship.finished import FinishedRun
-from kd.ship.latency import times_here
 from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of
 from kd.storage.of_weights import EXPORTS, on_stderr, read_of_weights, write_of_weights
 from kd.storage.writing import make_folder, move, remove, write_json
 from kd.tasks import Features, Task
 
-SECONDS = 0.2
-"""Seconds for which the student, and its export, are timed on one picture."""
-
 LAYERS = "fp16.json"
 """In the folder of an FP16 export: what each layer's numbers reach."""
-
-SIMULATED = ("agreement", "max_difference", "metric", "student", "export")
-"""Measured by :func:`compare_answers` and recorded of the simulation too."""
 
 
 @torch.inference_mode()
 def compare_answers(
-    student: nn.Module,
+    student: Runtime,
     runtime: Runtime,
     manifest: ExportManifest,
     batches: Iterable[Batch],
     task: Task,
-    wanted: ProofMargin | None = None,
 ) -> dict[str, Any]:
     """Runs the student and its export on the same pictures on the CPU.
 
     Args:
-        student: uint8 pictures -> answers, in torch.
+        student: runs the student in torch.
         runtime: runs the export.
         manifest: of the export.
         batches: with targets; padding (index -1) is left out.
         task: compares the answers; its own metrics are left alone. Of features the task is :class:`kd.tasks.Features`.
-        wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
-        ``pictures`` (how many), ``max_difference`` of the numbers, ``agreement`` in 0..1;
-            ``metric``, the task's by name, and its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be below
-            0), which features do not have; ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one
-            is wanted.
-
-    Raises:
-        UserError: too few pictures for a certificate.
+        ``pictures`` (how many), ``max_difference`` of the numbers, ``agreement`` in 0..1; and ``metric``, the task's by
+            name, with its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be below 0), which features do
+            not have.
     """
     judges: dict[str, Task] = {}
     if manifest.task == "features":
@@ -80,13 +63,12 @@ def compare_answers(
     max_difference = 0.0
     pictures = 0
     same: list[torch.Tensor] = []
-    outcomes = PictureOutcomes(task)
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
         target = batch["target"][real]
         images = _images(batch)
-        expected = student(images)
-        exported = torch.from_numpy(np.array(runtime(images.numpy())))
+        expected = torch.from_numpy(student(images))
+        exported = torch.from_numpy(np.array(runtime(images)))
         difference = (expected - exported).abs().max()
         max_difference = max(max_difference, difference.item())
         pictures += len(images)
@@ -95,8 +77,6 @@ def compare_answers(
         same.append(task.same(answers["student"], answers["export"]).flatten())
         for name, judge in judges.items():
             judge.update(answers[name], target, None)
-        if wanted is not None:
-            outcomes.update(answers["export"], answers["student"], target, batch["index"][real])
 
     measured: dict[str, Any] = {
         "pictures": pictures,
@@ -107,43 +87,19 @@ def compare_answers(
         measured["metric"] = task.primary
     for name, judge in judges.items():
         measured[name] = float(judge.compute()[task.primary])
-    if wanted is not None:
-        measured["certificate"] = _certificate(outcomes, wanted)
-    picture = images[:1]  # of the last batch
-    pixels = picture.numpy()
-    calls = {"student_ms": lambda: student(picture), "export_ms": lambda: runtime(pixels)}
-    return measured | times_here(calls, SECONDS, "timing one picture")
+    return measured
 
 
-def _certificate(outcomes: PictureOutcomes, wanted: ProofMargin) -> dict[str, Any]:
-    """A certificate, or its refusal, that the export is not worse than the student.
-
-    Args:
-        outcomes: the student's under ``teacher``, the export's under ``student``.
-        wanted: margin and confidence.
-
-    Raises:
-        UserError: too few pictures.
-    """
-    student, exported = outcomes.of("teacher"), outcomes.of("student")
-    assert student is not None
-    assert exported is not None
-    try:
-        return certify(student, exported, wanted, ("the student", "the export"))
-    except ValueError as error:
-        raise UserError(f"margin: {error}") from error
-
-
-def _images(batch: Batch) -> torch.Tensor:
+def _images(batch: Batch) -> np.ndarray:
     """The pictures of a batch without its padding, uint8 ``(N, H, W, 3)``."""
     images = batch["image"][batch["index"] >= 0]
-    return images.permute(0, 2, 3, 1).contiguous()
+    return images.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def _pictures(batches: Iterable[Batch]) -> Iterator[np.ndarray]:
     """The pictures of each batch as NumPy, without padding; shows a bar."""
     for batch in bar(batches, label="measuring each layer", unit=" batches"):
-        yield _images(batch).numpy()
+        yield _images(batch)
 
 
 def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
@@ -152,14 +108,11 @@ def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
     Args:
         measured: the numbers of :func:`compare_answers` (shares in 0..1).
         wanted: its bounds; of a quantised export the task's main metric decides where there is one, else the
-            agreement. A certificate that was asked for decides alone.
+            agreement.
 
     Returns:
         The reason in words, with the bound's key; "" where the export may ship.
     """
-    if "certificate" in measured:
-        certificate = measured["certificate"]
-        return "" if certificate["shown"] else f"{certificate['text'][0]} (margin)"
     if wanted.int8 and "metric" in measured:
         before, after = measured["student"], measured["export"]
         if before - after <= wanted.max_drop / 100:
@@ -189,7 +142,6 @@ def export(
     kind: Format,
     out: Path,
     vouch: Callable[[bytes], None],
-    claim: ProofMargin | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Writes an export beside its place, compares it with the student, and moves it there if it may ship.
 
@@ -199,28 +151,23 @@ def export(
         kind: its format.
         out: its folder, which is replaced.
         vouch: called with the content of a ``torch_export``, so that later commands of this machine trust it.
-        claim: what a certificate must show, which then decides alone; None: without one.
 
     Returns:
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
             of one that is not kept: what was requested (``to``, ``int8``, ``fp16``), ``file`` (its path, from
-            the run's folder where it lies in it), ``size_mb``, ``compared`` (with what), the numbers of
-            :func:`compare_answers`, ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated``
-            (:data:`SIMULATED` of :func:`compare_answers` in simulated FP16).
+            the run's folder where it lies in it), ``size_mb``, the numbers of :func:`compare_answers`, ``kept``; and where
+            they apply ``note``, ``float32_layers`` and ``simulated`` (:func:`compare_answers` in simulated FP16).
 
     Raises:
-        UserError: no pictures to compare it on, a certificate of answers that have none (features), or as of
-            :meth:`Format.write`.
+        UserError: no pictures to compare it on, or as of :meth:`Format.write`.
     """
     to = str(wanted.to)
-    manifest = replace(run.manifest(to, wanted.int8), fp16=bool(wanted.fp16))
+    manifest = replace(run.manifest(to, wanted.int8), fp16=wanted.fp16)
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
-    if claim is not None and (manifest.task == "features" or run.task.certified is None):
-        raise UserError("margin: needs a student that answers in classes, masks or numbers")
     # before the work: missing pictures are reported at once
     batches = run.data.eval_dataloader("val")
-    half = HalfPrecision(wanted.fp16 == "all", partial(_pictures, batches))
+    half = HalfPrecision(partial(_pictures, batches))
     job = ExportJob(
         run.prepared(),
         run.model,
@@ -229,7 +176,6 @@ def export(
         partial(run.calibration, wanted.calibrate),
         run.teacher,
         half.convert if wanted.fp16 else None,
-        wanted.max_batch,
     )
 
     make_folder(out.parent)
@@ -245,31 +191,28 @@ def export(
             manifest=manifest,
             batches=batches,
             task=run.task,
-            wanted=claim,
         )
-        measured = compared(runtime=kind.open_written(job, file))
+        measured = compared(runtime=kind.open(file))
         if kind.note:
             measured["note"] = kind.note
         problem = failure(measured, wanted)
         if wanted.fp16:
-            write_json(part / LAYERS, half.records())
-            layers = measured["float32_layers"] = half.float32_layers()
-            problem = problem or half.overflow()
+            write_json(part / LAYERS, [asdict(tensor) for tensor in half.ranges])
+            layers = measured["float32_layers"] = half.float32_layers
             if layers and not kind.mixes:
                 problem = problem or _unmixed(to, layers)
         if wanted.fp16 and not problem:
             simulated = compared(runtime=half.simulation())
             reason = failure(simulated, wanted)
             problem = f"simulated in FP16, {reason}" if reason else ""
-            measured["simulated"] = {key: simulated[key] for key in SIMULATED if key in simulated}
+            measured["simulated"] = simulated
         written = out / file.relative_to(part)
         record = {
             "to": to,
             "int8": wanted.int8,
-            "fp16": wanted.recorded_fp16,
+            "fp16": wanted.fp16,
             "file": _from_run(run.folder, written),
             "size_mb": size_mb(part),
-            "compared": kind.compared,
             **measured,
             "kept": not problem,
         }
@@ -298,6 +241,5 @@ def _from_run(run: Path, file: Path) -> str:
 def _unmixed(to: str, float32_layers: list[str]) -> str:
     """Why a format that computes all layers in FP16 can't take a student whose layers of these names need float32."""
     return (
-        f"to={to} keeps no layer in float32, and FP16 is too small for {shortened(float32_layers)}; "
-        "fp16=all leaves it to the comparison alone, unless a layer overflows"
+        f"to={to} keeps no layer in float32, and FP16 is too small for {shortened(float32_layers)}"
     )

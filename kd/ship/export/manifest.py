@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from kd.config.kinds import problem_in
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
 from kd.storage.student_metadata import Facts, Name
@@ -119,8 +120,6 @@ def manifest_of(content: dict[str, Any]) -> ExportManifest:
     try:
         return ExportManifest(**{**content, "size": (int(height), int(width))})
     except ValidationError as error:
-        wrong: dict[str, None] = {}  # names in their order
-        for problem in error.errors():
-            mistake = problem["loc"][0] if problem["loc"] else problem["ctx"]["error"]
-            wrong[str(mistake).partition(":")[0]] = None
-        raise ValueError(f"{', '.join(wrong)}: not what an export says of itself") from error
+        key, problem = problem_in(error)
+        wrong = key.partition(".")[0] or problem.partition(":")[0]
+        raise ValueError(f"{wrong}: not what an export says of itself") from error

@@ -1,6 +1,6 @@
 """What is asked of an export: the options of ``kd-export``, as it and others hand them over."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from kd.config.kinds import Checked, Range, checked_group
 
@@ -15,11 +15,8 @@ class ExportSettings(Checked):
     """The format, of those below."""
     int8: bool = False
     """int8 weights and activations, calibrated on training pictures (extra openvino, or the format's own)."""
-    fp16: bool | Literal["all"] = False
-    """FP16 weights and activations, proven on the CPU; layers that overflow stay in float32. fp16=all: FP16 without
-    exception, for machines that have nothing else; refused where a layer overflows."""
-    max_batch: Annotated[int, Range(">= 1")] = 8
-    """Largest batch that to=executorch plans memory for."""
+    fp16: bool = False
+    """FP16 weights and activations, proven on the CPU; layers that overflow stay in float32."""
     calibrate: Annotated[int, Range(">= 1")] = 300
     """Number of training pictures for the calibration."""
     min_agreement: Percent = 99.9
@@ -38,10 +35,3 @@ class ExportSettings(Checked):
         elif self.fp16:
             suffix = "_fp16"
         return str(self.to).rpartition(".")[2] + suffix
-
-    @property
-    def recorded_fp16(self) -> str:
-        """``fp16`` as ``export/export.json`` has it: ``mixed`` where layers may stay in float32, ``all``, or ""."""
-        if isinstance(self.fp16, str):
-            return self.fp16
-        return "mixed" if self.fp16 else ""

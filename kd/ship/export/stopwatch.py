@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kd.errors import UserError
-from kd.machine import python
+from kd.machine import peak_memory_mb, python
 
 
 def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], object]:
@@ -101,7 +100,7 @@ def serve(number: int) -> None:
             pictures, repeats = pipe.recv()
         except EOFError:
             return
-        pipe.send((timed(partial(call, pictures), repeats), _peak_mb()))
+        pipe.send((timed(partial(call, pictures), repeats), peak_memory_mb()))
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
@@ -112,18 +111,3 @@ def timed(call: Callable[[], object], repeats: int) -> list[float]:
         call()
         milliseconds.append(1000 * (time.perf_counter() - start))
     return milliseconds
-
-
-def _peak_mb() -> float:
-    """This process's peak memory in MB (2**20 bytes)."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
-        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
-        assert peak_kb is not None
-        return int(peak_kb[1]) / 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return peak / 2**20
-    return peak / 2**10

@@ -1,8 +1,8 @@
 """A backbone under the names of torchvision's detectors: FasterRCNN, MaskRCNN, RetinaNet and FCOS.
 
 timm and torchvision have the same ResNets and MobileNets. The names of a ResNet's tensors are equal, those of a MobileNet
-differ, but both list its layers in the order in which a picture passes them. The tensors are loaded by torchvision's own
-code, strictly, and must give the student's features.
+differ, but both list its tensors in the order in which a picture passes its layers. torchvision's own code loads them,
+strictly, and must give the student's features.
 """
 
 import re
@@ -67,33 +67,22 @@ def _mobilenet_body(arch: str) -> nn.Module:
 
 
 def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
-    """The model's tensors under the names of ``body``, layer by layer in order; None where a name or shape differs.
+    """The model's tensors under the names of ``body``, one after another; None where a shape differs.
 
-    Layers that the model has beyond those of ``body`` (its classifier) are left out.
+    Tensors that the model has beyond those of ``body`` (its classifier's) are left out.
 
     Args:
         body: torchvision's part of a detector.
         model: timm's.
     """
     expected = body.state_dict()
-    layers = dict(model.named_modules())
-    state: dict[str, Tensor] = {}
-    pairs = zip(_layers_with_tensors(body), _layers_with_tensors(model), strict=False)
-    for name, name_in_model in pairs:
-        layer: Any = layers[name_in_model]
-        for kind, value in layer.state_dict().items():
-            key = f"{name}.{kind}"
-            if key not in expected or expected[key].shape != value.shape:
-                return None
-            state[key] = value.clone()
-    if state.keys() != expected.keys():
-        return None
-    return state
-
-
-def _layers_with_tensors(model: nn.Module) -> list[str]:
-    """Names of the layers that hold tensors themselves, in the order in which they were made."""
-    return list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
+    tensors = [*model.state_dict().values()]
+    state = {}
+    for name, value in zip(expected, tensors, strict=False):
+        if value.shape != expected[name].shape:
+            return None
+        state[name] = value.clone()
+    return state if len(state) == len(expected) else None
 
 
 @torch.no_grad()

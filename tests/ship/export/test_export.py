@@ -91,7 +91,7 @@ def test_every_format_agrees_with_the_student(finished: Path, to: str, tmp_path:
     assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, (
         found
     )  # torch rounds a resize
-    assert found["size_mb"] > 0 and found["export_ms"] > 0 and Path(found["file"]).exists()
+    assert found["size_mb"] > 0 and Path(found["file"]).exists()
     assert json.loads((out / "manifest.json").read_text())["size"] == [40, 40]
     assert (
         main("export", [str(finished), f"to={to}", f"out={out}"]) == 2
@@ -106,7 +106,7 @@ def test_tritons_repository_and_sagemakers_archive(finished: Path, tmp_path: Pat
     assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, (
         found
     )  # torch rounds a resize
-    assert found["size_mb"] > 0 and found["export_ms"] > 0 and Path(found["file"]).exists()
+    assert found["size_mb"] > 0 and Path(found["file"]).exists()
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["size"] == [40, 40]
     assert main("export", [str(finished), "to=sagemaker", *out]) == 2  # never over what is there
     with tarfile.open(tmp_path / "out" / "model.tar.gz") as archive:
@@ -243,7 +243,6 @@ def test_an_unsupported_operator_is_named(
             ["to=torch_export", "max_drop=2"],
             "max_drop: has no effect without int8=true",
         ),
-        (["to=torch_export", "max_batch=2"], "max_batch: has no effect with to=torch_export"),
     ],
 )
 def test_mistakes_take_one_line(

@@ -1,4 +1,4 @@
-"""A detector's backbone by a builder of one's own: distilled, exported in the names of its package, loaded there."""
+"""A detector's backbone by a builder of one's own: distilled, and loaded by the package that it is from."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -50,22 +49,13 @@ class Levels(nn.Module):
 
 
 class Backbones:
-    """Builds them, or with classes a network that ends in a linear layer or a convolution."""
+    """Builds them."""
 
-    def __init__(self, form: str = "tuple", last: str = "linear") -> None:
+    def __init__(self, form: str = "tuple") -> None:
         self.form = form
-        self.last = last
 
     def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module:
-        model: nn.Module = Levels(self.form)
-        if num_classes and self.last == "linear":
-            model = nn.Sequential(
-                Stem(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)
-            )
-        elif num_classes:
-            model = nn.Sequential(
-                Stem(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, num_classes, 1), nn.Flatten()
-            )
+        model = Levels(self.form)
         model.mean, model.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         return model
 
@@ -96,31 +86,23 @@ def distil(tmp_path: Path, builder: str, *items: str) -> int:
     ])  # fmt: skip
 
 
-def exported(tmp_path: Path, recipe: str = "detector_backbone") -> Path:
-    """``kd-export to=backbone`` of the newest run."""
-    out = tmp_path / "backbone"
-    assert main("export", [str(tmp_path / recipe / "latest"), "to=backbone", f"out={out}"]) == 0
-    return out / "backbone.safetensors"
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """The run's student under the names of what the builder built."""
+    student = load_file(run / "student.safetensors")
+    return {name.removeprefix("model."): tensor for name, tensor in student.items()}
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict"])
-def test_a_builders_backbone_from_pictures_to_its_own_names(form: str, tmp_path: Path) -> None:
+def test_a_builders_backbone_from_pictures_to_its_own_names(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert distil(tmp_path, "Backbones", f"model.student.builder.form={form}") == 0
     run = tmp_path / "detector_backbone" / "latest"
     summary = json.loads((run / "summary.json").read_text())
     assert {"stride8_loss", "stride16_loss", "stride32_loss"} <= set(summary["student"]["val"])
-    file = exported(tmp_path)
-    backbone = Levels(form)
-    backbone.load_state_dict(load_file(file), strict=True)
-    student = load_file(run / "student.safetensors")
-    for name, value in backbone.state_dict().items():
-        assert torch.equal(value, student[f"model.{name}"]), name
-    with safe_open(file, "pt") as opened:
-        metadata = opened.metadata()
-    assert json.loads(metadata["builder"])["init_args"]["form"] == form
-    assert json.loads(metadata["kd.mean"]) == [0.0, 0.0, 0.0]
-    record = json.loads((run / "export" / "export.json").read_text())["backbone"]
-    assert record["agreement"] == 1.0 and record["max_difference"] == 0.0
+    Levels(form).load_state_dict(weights_of(run), strict=True)
+    assert main("export", [str(run), "to=backbone"]) == 2
+    assert "its tensors are in student.safetensors" in capsys.readouterr().err
 
 
 def test_what_is_neither_features_nor_maps_is_refused_before_the_first_step(
@@ -135,42 +117,15 @@ def test_what_is_neither_features_nor_maps_is_refused_before_the_first_step(
     )
 
 
-@pytest.mark.parametrize("last", ["linear", "convolution"])
-def test_the_classifier_of_a_builders_model_is_left_out(
-    last: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    items = [
-        "model.student.builder=tests.ship.export.test_own_backbone.Backbones",
-        f"model.student.builder.last={last}",
-        "model.student.kwargs={}",
-        "trainer.max_epochs=1",
-        f"runs_dir={tmp_path}",
-    ]
-    assert main("train", [f"recipe={recipe}", *items]) == 0
-    run = next(tmp_path.glob("*/latest"))
-    out = tmp_path / "backbone"
-    if last == "convolution":
-        assert main("export", [str(run), "to=backbone", f"out={out}"]) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert "to=backbone: no linear layer of Sequential has 4 outputs" in error
-        return
-    assert main("export", [str(run), "to=backbone", f"out={out}"]) == 0
-    state = load_file(out / "backbone.safetensors")
-    assert state and not any(name.startswith("3.") for name in state)
-    below = nn.Sequential(Stem(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    below.load_state_dict(state, strict=True)
-
-
 def test_a_yolos_backbone_in_its_own_code(tmp_path: Path) -> None:
-    """LibreYOLO (MIT): YOLOv9's detector loads the file, gives the student's maps, and trains a step."""
+    """LibreYOLO (MIT): YOLOv9's detector loads the weights, gives the student's maps, and trains a step."""
     yolo9 = pytest.importorskip("libreyolo.models.yolo9.nn")
     from libreyolo import LibreYOLO9
 
     assert distil(tmp_path, "CSP") == 0
-    weights = load_file(exported(tmp_path))
+    weights = weights_of(tmp_path / "detector_backbone" / "latest")
     student = yolo9.Backbone9("t").eval()
-    in_run = load_file(tmp_path / "detector_backbone" / "latest" / "student.safetensors")
-    student.load_state_dict({name.removeprefix("model."): x for name, x in in_run.items()})
+    student.load_state_dict(weights)
 
     detector = LibreYOLO9(None, size="t", nb_classes=2, device="cpu").model
     detector.backbone.load_state_dict(weights, strict=True)

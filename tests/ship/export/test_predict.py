@@ -40,7 +40,7 @@ def test_labels_are_those_of_plain_timm_in_every_format(finished: Path, tmp_path
     folder = pictures_of(finished)
     files = sorted(folder.rglob("*.jpg"))
     expected = by_timm(finished, files)
-    for suffix in ("csv", "json", "jsonl"):
+    for suffix in ("csv", "jsonl"):
         out = tmp_path / f"labels.{suffix}"
         assert (
             main("predict", [str(finished), str(folder), f"out={out}", "top=2", "device=cpu"]) == 0
@@ -52,11 +52,7 @@ def test_labels_are_those_of_plain_timm_in_every_format(finished: Path, tmp_path
                 for r in csv.DictReader(text.splitlines())
             ]
         else:
-            entries = (
-                json.loads(text)
-                if suffix == "json"
-                else [json.loads(line) for line in text.splitlines()]
-            )
+            entries = [json.loads(line) for line in text.splitlines()]
             assert all(len(e["labels"]) == 2 for e in entries)
             rows = [(e["file"], e["labels"][0]["label"], e["labels"][0]["p"]) for e in entries]
         assert [name for name, _, _ in rows] == [str(f) for f in files]
@@ -85,7 +81,7 @@ def test_damaged_pictures_are_named_and_left_out(
         (["no/such.jpg"], "no pictures: no/such.jpg"),
         (
             ["{data}", "out=labels.txt"],
-            "out: must end in .csv, .json, .jsonl for classification, got 'labels.txt'",
+            "out: must end in .csv, .jsonl for classification, got 'labels.txt'",
         ),
         (["{data}", "out=nowhere/labels.csv"], "out: folder "),
         (["{data}", "top=0"], "top: must be >= 1, got 0"),

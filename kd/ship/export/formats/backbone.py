@@ -1,4 +1,4 @@
-"""``backbone.safetensors``: the layers below the classifier, for detectors on timm, or on the student's own package."""
+"""``backbone.safetensors``: the layers below the classifier, for detectors on timm and torchvision."""
 
 import copy
 import json
@@ -18,11 +18,10 @@ from kd.models.segmenter import backbone_of
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
-from kd.ship.export.own_backbone import AllMaps, backbone_of_builder, same_with_weights
 from kd.ship.export.student import in_order, input_size, shapes_in
 from kd.ship.export.torchvision_keys import BODY, PLACE, detector_body
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
-from kd.storage.student_metadata import StudentMetadata, student_metadata_in
+from kd.storage.student_metadata import student_metadata_in
 from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_bytes
 
@@ -33,9 +32,6 @@ class Backbone(Format):
     ``timm.create_model(arch, features_only=True, pretrained=True, pretrained_cfg_overlay={"file": FILE}, **kwargs)``
     loads it; ``arch`` and ``kwargs`` are in the file's metadata. Beside it is a file under the names of torchvision's
     detectors, where torchvision has the same network (:mod:`kd.ship.export.torchvision_keys`).
-
-    Of a student that a builder has built, the file has the names of the builder's model
-    (:mod:`kd.ship.export.own_backbone`): the package that this model is from loads it.
     """
 
     features = True
@@ -45,25 +41,23 @@ class Backbone(Format):
         metadata.
 
         Raises:
-            UserError: a student of transformers, or of a builder whose classifier is not known.
+            UserError: a student that timm has not built.
         """
         file = folder / "backbone.safetensors"
-        of_builder = backbone_of_builder(job.student)
-        if of_builder is not None:
-            student = student_metadata_in(job.weights)
-            metadata = {**_metadata(student, job), "builder": json.dumps(student.builder)}
-            write_bytes(file, in_order(save(_contiguous(of_builder.state_dict()), metadata)))
-            return file
-
+        student = made_by_timm(job.weights, "to=backbone")
         model = backbone_of(job.student)
         classifier = tuple(f"{name}." for name in classifier_names(model))
         state = {}
         for name, tensor in model.state_dict().items():
             if not name.startswith(classifier):
                 state[name] = tensor
-        student = made_by_timm(job.weights, "to=backbone")
-        dense = json.dumps(model is not job.student)
-        metadata = {**_metadata(student, job), "dense": dense}
+        metadata = {
+            "arch": student.arch,
+            "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
+            "img_size": json.dumps(student.img_size),
+            "dense": json.dumps(model is not job.student),
+            **job.manifest.as_metadata(),
+        }
         write_bytes(file, in_order(save(_contiguous(state), metadata)))
         of_detector = detector_body(model, student.arch)
         if of_detector is not None:
@@ -71,30 +65,18 @@ class Backbone(Format):
             write_bytes(folder / BODY, in_order(save(of_detector, about)))
         return file
 
-    def reference(self, job: ExportJob) -> nn.Module:
-        """A copy of ``job.prepared`` that ends before the classifier; it shares the student's weights."""
-        of_builder = backbone_of_builder(job.student)
-        features: nn.Module
-        if of_builder is not None:
-            features = AllMaps(of_builder)
-        else:
-            features = _Features(backbone_of(job.student))
-        return _below(job, features)
-
-    def open_written(self, job: ExportJob, file: Path) -> Runtime:
-        """As :meth:`open`; a builder's model is a copy of the student's with the file's weights."""
-        of_builder = backbone_of_builder(job.student)
-        if of_builder is None:
-            return self.open(file)
-        weights = load_file(regular(file, LARGEST_STUDENT))
-        features = _below(job, AllMaps(same_with_weights(of_builder, weights)))
-        return in_torch(features)
+    def reference(self, job: ExportJob) -> Runtime:
+        """Runs a copy of ``job.prepared`` that ends before the classifier; it shares the student's weights."""
+        below = copy.copy(job.prepared)
+        features = _Features(backbone_of(job.student))
+        below._modules = {**below._modules, "model": features}
+        return in_torch(below)
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """A callable that gives all values of the last layer's features, unpooled and flattened.
 
         It takes NumPy, uint8 ``(N, *manifest.shape)``, and gives float32 ``(N, D)``. ``threads`` is not read: torch's
-        own setting counts. For files in timm's names: one of a builder's model needs the student, :meth:`open_written`.
+        own setting counts.
 
         Raises:
             UserError: the metadata is not that of such an export, or names arguments that do not fit the tensors.
@@ -112,26 +94,9 @@ class Backbone(Format):
         return in_torch(lambda images: features(prepare(images)), channels_first=True)
 
 
-def _metadata(student: StudentMetadata, job: ExportJob) -> dict[str, str]:
-    """What the file says of the model without its classifier, strings by name: ``arch`` as it is, all else as JSON."""
-    return {
-        "arch": student.arch,
-        "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
-        "img_size": json.dumps(student.img_size),
-        **job.manifest.as_metadata(),
-    }
-
-
 def _contiguous(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors as safetensors takes them: it refuses views of another order in memory."""
     return {name: tensor.contiguous() for name, tensor in state.items()}
-
-
-def _below(job: ExportJob, features: nn.Module) -> nn.Module:
-    """A copy of ``job.prepared`` with other layers behind its preprocessing."""
-    below = copy.copy(job.prepared)
-    below._modules = {**below._modules, "model": features}
-    return below
 
 
 class _Features(nn.Module):

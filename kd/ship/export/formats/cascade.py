@@ -3,20 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kd.errors import UserError
 from kd.ship.cascade_rule import CascadeRule, read_rule
-from kd.ship.export.base import ExportJob, Format, Runtime
+from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.formats.onnx import EXTRA, as_runtime, onnx_program, open_session
-from kd.ship.export.formats.triton import NAME, config
-from kd.ship.export.manifest import as_lines
+from kd.ship.export.formats.triton import NAME, config, describe
+from kd.ship.serving.answers import softmax
 from kd.storage.writing import make_folder, write_json, write_text
-
-if TYPE_CHECKING:
-    from torch import nn
 
 TEACHER, CASCADE = "teacher", "cascade"
 """Folders of the repository beside the student's."""
@@ -96,15 +92,13 @@ class Cascade(Format):
     """
 
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
-    compared = "both in torch"
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """Writes both models and the rule.
 
         ``student/1/model.onnx`` and ``teacher/1/model.onnx``, each with its ``config.pbtxt`` and ``labels.txt``;
         ``cascade/1/model.py`` (:data:`TRITON_PROGRAM`), which asks them; ``answer.py`` (:data:`PROGRAM`) for ONNX Runtime
-        alone; and ``cascade.json``, the rule, which is returned: ``threshold``, ``asked`` and ``pictures`` of
-        :class:`~kd.ship.cascade_rule.CascadeRule`, and ``classes``.
+        alone; and ``cascade.json``, the rule, which is returned: ``threshold`` and ``classes``.
 
         Raises:
             UserError: no rule, or a teacher that can't be exported.
@@ -113,25 +107,21 @@ class Cascade(Format):
         answer = (len(job.manifest.classes),)
         for name, of_model in ((NAME, job), (TEACHER, _teachers_job(job))):
             program = onnx_program(of_model)
-            program.save(make_folder(folder / name / "1") / "model.onnx")
-            write_text(folder / name / "config.pbtxt", config(of_model.manifest, answer, name))
-            write_text(folder / name / "labels.txt", as_lines(job.manifest.classes))
+            place = folder / name
+            program.save(make_folder(place / "1") / "model.onnx")
+            text = config(of_model.manifest, answer, name)
+            describe(place, job.manifest, text)
         shape = f"(N, {', '.join(str(side) for side in job.manifest.shape)})"
         write_text(folder / "answer.py", PROGRAM.replace("SHAPE", shape))
         file = folder / FILE
-        content = {
-            "threshold": rule.threshold,
-            "asked": rule.asked,
-            "pictures": rule.pictures,
-            "classes": job.manifest.classes,
-        }
+        content = {"threshold": rule.threshold, "classes": job.manifest.classes}
         write_json(file, content)
         cascade = folder / CASCADE
-        write_json(make_folder(cascade / "1") / FILE, content)
-        write_text(cascade / "1" / "model.py", TRITON_PROGRAM)
+        program_folder = make_folder(cascade / "1")
+        write_json(program_folder / FILE, content)
+        write_text(program_folder / "model.py", TRITON_PROGRAM)
         of_cascade = config(job.manifest, answer, CASCADE, "python", BY_TEACHER)
-        write_text(cascade / "config.pbtxt", of_cascade)
-        write_text(cascade / "labels.txt", as_lines(job.manifest.classes))
+        describe(cascade, job.manifest, of_cascade)
         self._read_rule = rule
         return file
 
@@ -149,26 +139,11 @@ class Cascade(Format):
         )
         return _runtime(student, teacher, self._read_rule)
 
-    def reference(self, job: ExportJob) -> "nn.Module":
-        """Both models under the rule, in torch: what the exported files are compared with; errors as of :meth:`write`."""
-        import torch
-        from torch import nn
-
-        teacher = _teachers_job(job).prepared
-        runtime = _runtime(
-            lambda pictures: job.prepared(torch.from_numpy(pictures)).numpy(),
-            lambda pictures: teacher(torch.from_numpy(pictures)).numpy(),
-            read_rule(job.weights.parent, "to=cascade"),
-        )
-
-        class InTorch(nn.Module):
-            """Pictures -> logits of whoever answers."""
-
-            def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-                """uint8 pictures -> logits ``(N, C)``."""
-                return torch.from_numpy(runtime(pictures.numpy()))
-
-        return InTorch()
+    def reference(self, job: ExportJob) -> Runtime:
+        """Both models under the rule, in torch; errors as of :meth:`write`."""
+        teacher = in_torch(_teachers_job(job).prepared)
+        rule = read_rule(job.weights.parent, "to=cascade")
+        return _runtime(in_torch(job.prepared), teacher, rule)
 
 
 def _teachers_job(job: ExportJob) -> ExportJob:
@@ -202,10 +177,7 @@ def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
     def run(pictures: np.ndarray) -> np.ndarray:
         """Pictures -> logits ``(N, C)``."""
         logits = np.array(student(pictures))
-        largest = logits.max(1, keepdims=True)
-        shifted = np.exp(logits - largest)
-        probabilities = shifted / shifted.sum(1, keepdims=True)
-        asks = rule.asks(probabilities)
+        asks = rule.asks(softmax(logits))
         if asks.any():
             unsure = np.ascontiguousarray(pictures[asks])
             logits[asks] = teacher(unsure)

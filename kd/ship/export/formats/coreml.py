@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kd.errors import UserError
 from kd.ship.export.base import (
     INPUT,
     OUTPUT,
@@ -18,6 +17,7 @@ from kd.ship.export.base import (
     converting,
     in_torch,
     need,
+    one_by_one,
     quiet,
 )
 from kd.ship.export.formats.onnx import prove_half
@@ -72,17 +72,8 @@ class CoreML(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Nothing here runs the file.
-
-        Raises:
-            UserError: in any case.
-        """
-        raise UserError(f"{file}: CoreML runs on macOS alone, and kd runs no CoreML")
-
-    def open_written(self, job: ExportJob, file: Path) -> Runtime:
         """The traced graph that :meth:`write` has just converted, in torch; one picture at a time, as in the file."""
-        run = in_torch(lambda images: self._trace(images.float()), channels_first=True)
-        return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
+        return one_by_one(in_torch(lambda images: self._trace(images.float()), channels_first=True))
 
 
 def _image_first(job: ExportJob) -> Any:

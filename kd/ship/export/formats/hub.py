@@ -70,6 +70,7 @@ def made_by_timm(weights: Path, key: str) -> StudentMetadata:
     if metadata.builder:
         builder = metadata.builder["class_path"]
         raise UserError(
-            f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)"
+            f"{key}: the student was built by {builder}, not by timm (to=onnx takes it; its tensors are in "
+            "student.safetensors, their names below model.)"
         )
     return metadata

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from kd.errors import UserError, first_line
-from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, attends, converting, need, quiet
+from kd.ship.export.base import (
+    INPUT,
+    ExportJob,
+    Format,
+    Runtime,
+    attends,
+    converting,
+    need,
+    one_by_one,
+    quiet,
+)
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.writing import write_bytes
 
@@ -66,16 +76,13 @@ class LiteRT(Format):
         pictures_place = interpreter.get_input_details()[0]["index"]
         answer_place = interpreter.get_output_details()[0]["index"]
 
-        def run(pictures: np.ndarray) -> np.ndarray:
-            """uint8 pictures -> answers, one picture at a time: the file has a batch of one."""
-            answers = []
-            for picture in pictures:
-                interpreter.set_tensor(pictures_place, picture[None])
-                interpreter.invoke()
-                answers.append(interpreter.get_tensor(answer_place))
-            return np.concatenate(answers)
+        def run(picture: np.ndarray) -> np.ndarray:
+            """The answer to one uint8 picture."""
+            interpreter.set_tensor(pictures_place, picture)
+            interpreter.invoke()
+            return interpreter.get_tensor(answer_place)
 
-        return run
+        return one_by_one(run)
 
 
 def _quantized(file: Path, job: ExportJob) -> bytes:

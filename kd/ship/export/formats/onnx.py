@@ -1,16 +1,14 @@
 """ONNX (extra export): ``model.onnx`` with the preprocessing, for ONNX Runtime and most else; any batch."""
 
 import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kd.errors import UserError, first_line
-from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, converting, need
+from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, converting, need, quiet
 from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -118,12 +116,7 @@ def onnx_program(job: ExportJob) -> "torch.onnx.ONNXProgram":
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.
     example = torch.from_numpy(np.zeros((2, *job.manifest.shape), np.uint8))
-    with (
-        warnings.catch_warnings(action="ignore"),
-        torch.inference_mode(),
-        _quiet("torch.onnx", "onnxscript"),
-        converting(job, "to=onnx"),
-    ):
+    with quiet(logging.ERROR), torch.inference_mode(), converting(job, "to=onnx"):
         program = torch.onnx.export(
             job.prepared,
             (example,),
@@ -135,16 +128,3 @@ def onnx_program(job: ExportJob) -> "torch.onnx.ONNXProgram":
         )
     assert program is not None, "with dynamo=True it is one"
     return program
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Inside, the loggers of these names report critical errors alone."""
-    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
-    try:
-        for logger in levels:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)

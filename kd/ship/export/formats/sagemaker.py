@@ -18,12 +18,12 @@ class SageMakerArchive(Format):
     needs = Onnx.needs
 
     def write(self, job: ExportJob, folder: Path) -> Path:
-        """``model.tar.gz`` with Triton's model repository; equal models give equal bytes (no owner, no time)."""
+        """``model.tar.gz`` with Triton's model repository."""
         file = folder / "model.tar.gz"
         with TemporaryDirectory(dir=folder) as part:
             repository = Triton().write(job, Path(part))
             with tarfile.open(file, "w:gz") as archive:
-                archive.add(repository / NAME, NAME, filter=_without_owner_and_time)
+                archive.add(repository / NAME, NAME)
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
@@ -34,10 +34,3 @@ class SageMakerArchive(Format):
         with TemporaryDirectory() as part:
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)
-
-
-def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A member of an archive that is the same for the same model."""
-    member.uid = member.gid = member.mtime = 0
-    member.uname = member.gname = ""
-    return member

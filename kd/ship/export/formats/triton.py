@@ -41,7 +41,6 @@ class Triton(Format):
     """The ONNX file in Triton's model repository, with its configuration and the class names."""
 
     quantises = True
-    timed = True
     halves = True
     needs = Onnx.needs
 
@@ -55,15 +54,22 @@ class Triton(Format):
         model = folder / NAME
         Onnx().write(job, make_folder(model / "1"))
         run = self.open(folder)
-        answer = run(np.zeros((1, *manifest.shape), np.uint8))
-        write_text(model / "config.pbtxt", config(manifest, answer.shape[1:]))
-        if manifest.classes:
-            write_text(model / "labels.txt", as_lines(manifest.classes))
+        picture = np.zeros((1, *manifest.shape), np.uint8)
+        answer = run(picture)
+        text = config(manifest, answer.shape[1:])
+        describe(model, manifest, text)
         return folder
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Runs the ONNX file of the repository ``file`` with ONNX Runtime, without Triton."""
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
+
+
+def describe(model: Path, manifest: ExportManifest, text: str) -> None:
+    """Writes ``config.pbtxt`` with a text of :func:`config`, and the names of classes, into a model's folder."""
+    write_text(model / "config.pbtxt", text)
+    if manifest.classes:
+        write_text(model / "labels.txt", as_lines(manifest.classes))
 
 
 def config(
