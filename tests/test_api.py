@@ -131,9 +131,10 @@ def test_answers_and_an_export_from_python_are_the_commands(
     capsys.readouterr()
     answers = kd.predict(finished, [pictures, broken], top=2, device="cpu")
     assert f"left out {broken}" in capsys.readouterr().err
-    out = tmp_path / "answers.json"
+    out = tmp_path / "answers.jsonl"
     assert main("predict", [str(finished), str(pictures), "top=2", f"out={out}"]) == 0
-    assert [{"file": file, **row} for file, row in answers.items()] == json.loads(out.read_text())
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [{"file": file, **row} for file, row in answers.items()] == written
     first = next(iter(answers))
     assert (
         f"<td>{first}</td><td>{answers[first]['labels'][0]['label']}</td>" in answers._repr_html_()

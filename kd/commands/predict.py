@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
+from kd.machine import choose_device
 from kd.run.needs import check_pictures
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
@@ -41,7 +42,7 @@ class PredictOptions(CommandOptions):
     OTHERS = "data"
     WORDS = (1, sys.maxsize)
     out: Path | None = None
-    """Labels: FILE.csv, FILE.json or FILE.jsonl (default: a line a picture on the terminal); masks: a folder, of class ids
+    """Labels: FILE.csv or FILE.jsonl (default: a line a picture on the terminal); masks: a folder, of class ids
     (PICTURE.ids.png) and colours (PICTURE.colours.png); of a student without a classifier: FILE.npz with its features and
     the pictures' names."""
     top: Annotated[int, Range(">= 1")] = 5
@@ -103,7 +104,7 @@ def predictions(request: Request, options: PredictOptions) -> "Predictions":
     known_answers = answers_of(folder / "student.safetensors")
     if known_answers is not None:
         check_out(known_answers, options.out)
-    from kd.ship.predict import Predictions, choose_device
+    from kd.ship.predict import Predictions
 
     opened = open_run(request.rest[0], request)
     if known_answers is None:

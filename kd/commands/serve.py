@@ -53,9 +53,9 @@ class ServedModel(CommandOptions):
     int8: bool = False
     """Serves the run's int8 export."""
     teacher: bool = False
-    """The run's teacher answers too (in torch)."""
+    """The run's teacher answers too (in torch): under /v2, and in /predict with defer=true."""
     defer: bool = False
-    """Beside teacher=true: it answers only the pictures of which the student is not sure, by the threshold of kd-eval
+    """Beside teacher=true: it answers the pictures of which the student is not sure, by the threshold of kd-eval
     cascade=true. /metrics counts who answered."""
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kd.errors import UserError
+from kd.machine import choose_device
 from kd.proof.cascade import Goal, Measured, choose_threshold, sureness
 from kd.report.evaluated import cascade_parts
 from kd.report.tables import write_parts
@@ -132,7 +133,7 @@ def times_of(subject: Subject, place: str) -> tuple[float, float | None]:
     On the GPU where there is one: the student is left there, the teacher stays where the evaluation has put it. Loading
     the picture is not timed, making the model's input of it is.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     first_batch = next(iter(subject.data.eval_dataloader(place)))
     image = first_batch["image"][:1].to(device)
     model = subject.model.to(device).eval()

@@ -6,10 +6,9 @@ their own below the run's folder. The better one of the two is compared with the
 
 from pathlib import Path
 
-import torch
-
 from kd.errors import UserError
 from kd.launch.child import reason_in
+from kd.machine import choose_device
 from kd.models.own import logits_of
 from kd.module.evaluation import look
 from kd.module.outcomes import PictureOutcomes
@@ -140,7 +139,7 @@ def _outcomes(folder: Path, run: Run) -> Outcomes:
     data = opened.load_data()
     task = opened.task
     task.build(len(opened.classes), data.source.ignore_index)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     model = opened.model.to(device).eval()
     students = {"": lambda images: logits_of(model(opened.preprocess(images)))}
     outcomes = PictureOutcomes(task.to(device))

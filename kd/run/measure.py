@@ -15,6 +15,7 @@ from kd.callbacks.fidelity import write_fidelity
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import classes_below, identity, printable
 from kd.errors import UserError
+from kd.machine import choose_device
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
@@ -455,7 +456,7 @@ def measure(
         their names), ``student`` and ``teacher`` (``params`` and the task's metrics) and ``fidelity``; what does not apply
         is missing.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     data = subject.data
     task = subject.task
     classes = subject.classes
@@ -592,7 +593,7 @@ def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:
     They are ``run``, ``data``, ``pictures`` (how many), ``probe`` (its folder, where ``data.probe`` is given), and by
     model (``student``, ``teacher`` or ``teacher NAME``) ``params``, ``rankme``, and with ``data.probe`` accuracies in 0..1.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     data, prepare = opened.data, opened.preprocess
     student = opened.model.to(device)
     models: Models = {"student": lambda images: student(prepare(images))}

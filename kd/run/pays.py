@@ -19,6 +19,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
 from kd.data.splits import PROBE, files_of
 from kd.errors import UserError
+from kd.machine import choose_device
 from kd.models import ModelSpec, Preprocess, build_model
 from kd.models.segmenter import DenseModel
 from kd.models.taps import PRELOGITS, Taps
@@ -130,7 +131,7 @@ def measure_pays(request: Request, options: EvalOptions) -> Json:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
     run = open_run(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     probe = _probed(run, _starts(run, trusted, options), options, device)
     answers = [gain_line(gain) for gain in probe["gains"]]
     return {"run": str(run.folder), "probe": probe, "answers": answers}

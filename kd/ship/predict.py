@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.errors import UserError, first_line
+from kd.errors import first_line
 from kd.machine import cores
 from kd.progress import bar
 from kd.ship.export.manifest import as_lines
@@ -34,22 +34,6 @@ from kd.tasks.segmentation import colours
 BATCH = 32  # pictures
 Row = dict[str, Any]
 """A picture's answer: ``file``, and what :meth:`Predictions.rows` says."""
-
-
-def choose_device(name: str | None) -> torch.device:
-    """The device of that name; None: the GPU where there is one, else the CPU.
-
-    Raises:
-        UserError: it can't be used.
-    """
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device: '{name}' can't be used: {first_line(error)}") from error
-    return device
 
 
 @dataclass
@@ -171,7 +155,7 @@ def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(suffix: str, rows: Iterable[Row]) -> str:
-    """Answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``).
+    """Answers as a table (``.csv``) or a JSON object a line (``.jsonl``).
 
     A table's columns are those of the first row; JSON has the rows as they are (:func:`row_cells`).
     """
@@ -183,11 +167,7 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
                 table.add(cells)
             table.add(cells.values())
         return text.getvalue()
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    if suffix == ".json":
-        array = ",\n".join(lines)
-        return f"[\n{array}\n]\n"
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
 def _print_rows(rows: Iterable[Row]) -> None:

@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.storage.elsewhere import matching
 from kd.storage.student_metadata import student_metadata_in
 
-TABLES = (".csv", ".json", ".jsonl")
+TABLES = (".csv", ".jsonl")
 ANSWERS = {
     "Classification": "classification",
     "MultiLabel": "multilabel",

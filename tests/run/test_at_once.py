@@ -114,7 +114,7 @@ PICTURES = [
     (["eval", "{run}", "pays={one}"], "pays: needs two classes or more, got one ('a')"),
     (["export", "{run}", "to=torch_export", *NO_PICTURES], IN_TEXT),
     (["predict", "{run}", "{text}"], "no pictures: {text}"),
-    (["predict", "{run}", "{two}", "out={here}/x.txt"], "out: must end in .csv, .json, .jsonl for classification, got"),
+    (["predict", "{run}", "{two}", "out={here}/x.txt"], "out: must end in .csv, .jsonl for classification, got"),
     (["predict", "{two}", "out=x.csv"],
      "no run given before the pictures: kd-predict RUN_FOLDER {two} (kd-runs lists the runs)"),
     (["predict", "{run}", "out=x.csv"], "no pictures given: kd-predict {run} PICTURES..."),

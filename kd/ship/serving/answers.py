@@ -31,14 +31,13 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
         raise UserError(
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
-    shape = list(getattr(numbers, "shape", ()))
-    expected: list[object] = [2, len(manifest.classes) or "D"]
-    if manifest.task == "segmentation":
-        expected += ["H", "W"]
-    same = [want in (got, "D", "H", "W") for want, got in zip(expected, shape, strict=False)]
-    if len(shape) != len(expected) or not all(same):
+    shape: tuple[int, ...] = getattr(numbers, "shape", ())
+    axes = 4 if manifest.task == "segmentation" else 2
+    outputs = len(manifest.classes)
+    fits = len(shape) == axes and shape[0] == 2 and outputs in (0, shape[1])
+    if not fits:
         raise UserError(
-            f"{what} answers two pictures in the shape {tuple(shape)}, not {manifest.task} of "
+            f"{what} answers two pictures in the shape {shape}, not {manifest.task} of "
             f"{len(manifest.classes)} classes, as its metadata state"
         )
 
@@ -96,8 +95,13 @@ def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
     """Logits -> probabilities of the same shape: sigmoid for several labels a picture, else softmax (last axis)."""
     if manifest.task == "multilabel":
         return 1 / (1 + np.exp(-numbers))
-    largest = numbers.max(-1, keepdims=True)  # taken off: exp would overflow
-    exponentials = np.exp(numbers - largest)
+    return softmax(numbers)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of the same shape, along the last axis."""
+    largest = logits.max(-1, keepdims=True)  # taken off: exp would overflow
+    exponentials = np.exp(logits - largest)
     total = exponentials.sum(-1, keepdims=True)
     return exponentials / total
 

@@ -50,10 +50,10 @@ class Server:
 
     Args:
         manifest: what all models take and answer.
-        models: what runs each, by name: ``student``, and ``teacher`` where it is served beside it.
+        models: what runs each, by name: ``student``, and ``teacher`` where it is served under ``/v2`` too.
         limits: what is accepted.
         hosts: names by which the server may be reached, in lower case, beside ``localhost`` and IP addresses.
-        rule: the teacher answers only the pictures of which the student is not sure; None: all models answer.
+        rule: the teacher answers the pictures of which the student is not sure; None: the student answers all.
     """
 
     def __init__(
@@ -129,11 +129,10 @@ class Server:
             self.open_requests -= 1
 
     async def _predict(self, request: Request) -> Response:
-        """``POST /predict`` and ``/invocations``: pictures in, what every model answers out.
+        """``POST /predict`` and ``/invocations``: pictures in, answers out.
 
         JSON: ``arch``, ``task`` and ``predictions``, of each picture ``file`` (its name) and what
-        :func:`~kd.ship.serving.answers.answer` gives of the student; beside it under ``teacher`` the same of the teacher
-        where it is served. With a rule there is one answer, and ``by`` names who gave it.
+        :func:`~kd.ship.serving.answers.answer` gives of the student's numbers; with a rule ``by`` names who has answered.
         """
         top = _top(request.query_params.get("top", "5"))
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
@@ -143,43 +142,36 @@ class Server:
             answered = await self._answers(views)
 
         predictions = []
-        for (file, _), by_model in zip(uploads, answered, strict=True):
-            read: dict[str, Any] = {}
-            for name, numbers in by_model.items():
-                read[name] = self._read(numbers, top)
-            if self.rule is None:
-                shown = read.pop("student") | read
-            else:
-                name, of_one = read.popitem()
-                shown = {"by": name} | of_one
-            predictions.append({"file": file} | shown)
+        for (file, _), (name, numbers) in zip(uploads, answered, strict=True):
+            prediction: dict[str, Any] = {"file": file}
+            if self.rule is not None:
+                prediction["by"] = name
+            read = self._read(numbers, top)
+            predictions.append(prediction | read)
         about = {"arch": self.manifest.arch, "task": self.manifest.task}
         return JSONResponse({**about, "predictions": predictions})
 
-    async def _answers(self, views: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Each picture's numbers by model: of all models, with a rule of the one that answers.
+    async def _answers(self, views: list[np.ndarray]) -> list[tuple[str, np.ndarray]]:
+        """The name of the model that answers each picture, and its numbers: the student, or who the rule says.
 
         Batches gather pictures of all requests.
 
         Args:
             views: uint8, one of each picture.
         """
-        if self.rule is None:
-            # all models get the pictures before the first answer is awaited: they run side by side
-            waiting = [self._run(name, views) for name in self.batchers]
-            by_model = await asyncio.gather(*waiting)
-            return [
-                dict(zip(self.batchers, row, strict=True)) for row in zip(*by_model, strict=True)
-            ]
         students = await self._run("student", views)
+        if self.rule is None:
+            return [("student", student) for student in students]
         asks = self.rule.asks(probabilities(np.stack(students), self.manifest)).tolist()
         unsure = [picture for picture, asked in zip(views, asks, strict=True) if asked]
         teachers = iter(await self._run("teacher", unsure))
         answers = []
         for student, asked in zip(students, asks, strict=True):
-            name = "teacher" if asked else "student"
+            name, numbers = "student", student
+            if asked:
+                name, numbers = "teacher", next(teachers)
             self.metrics.answers.labels(name).inc()
-            answers.append({name: next(teachers) if asked else student})
+            answers.append((name, numbers))
         return answers
 
     async def _run(self, name: str, views: list[np.ndarray]) -> list[np.ndarray]:
@@ -258,17 +250,12 @@ class Server:
             "arch": self.manifest.arch,
             "task": self.manifest.task,
             "classes": len(self.manifest.classes),
-            "models": list(self.batchers),
         }
         text = PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", in_html(about))
         return HTMLResponse(text, headers=HEADERS)
 
-    async def healthz(self, request: Request) -> Response:
-        """``GET /healthz``: 200 as long as the process answers."""
-        return JSONResponse({"status": "ok"})
-
     async def live(self, request: Request) -> Response:
-        """``GET /v2/health/live`` of the Open Inference Protocol."""
+        """``GET /healthz``, and ``/v2/health/live`` of the Open Inference Protocol: 200 as long as the process answers."""
         return JSONResponse({"live": True})
 
     async def about(self, request: Request) -> Response:
@@ -301,7 +288,7 @@ class Server:
         """The ASGI application with all routes; hosts other than ``hosts`` are refused."""
         gets = {
             "/": self.page,
-            "/healthz": self.healthz,
+            "/healthz": self.live,
             "/readyz": self.readyz,
             "/ping": self.readyz,
             "/metrics": self.numbers,

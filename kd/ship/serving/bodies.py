@@ -207,7 +207,7 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
     """The pictures of a JSON body, decoded from base64 and named by number.
 
     Args:
-        body: ``{"images": ["BASE64", ...]}``, or ``{"image": "BASE64"}`` for one.
+        body: ``{"images": ["BASE64", ...]}``.
         most: pictures that a request may have.
 
     Raises:
@@ -216,19 +216,13 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
     try:
         if count_marks(body) > MARKS:
             raise ValueError
-        content = json_of(body)
-        if "images" in content:
-            pictures = content["images"]
-        else:
-            pictures = [content["image"]]
+        pictures = json_of(body)["images"]
         if not isinstance(pictures, list):
             raise TypeError
         if not all(isinstance(picture, str) for picture in pictures):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(
-            400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}'
-        ) from error
+        raise Refused(400, 'the JSON must be {"images": ["BASE64", ...]}') from error
     check_count(len(pictures), most)
     return [(f"picture {i}", from_base64(i, text)) for i, text in enumerate(pictures)]
 

@@ -209,7 +209,7 @@ def _pictures(tensor: _Input, raw: memoryview, max_pictures: int) -> Sequence[by
         )
 
     if holds_pixels:
-        pixels = raw if is_binary else _pixels_of_json(data, len(shape))
+        pixels = raw if is_binary else _pixels_of_json(data)
         _check_elements(shape, len(pixels))
         return list(np.frombuffer(pixels, np.uint8).reshape(shape))
     if is_binary:
@@ -227,16 +227,13 @@ def _check_elements(shape: list[int], count: int) -> None:
         raise Refused(400, f"{INPUT}: the shape {shape} has {expected} elements, the data {count}")
 
 
-def _pixels_of_json(data: list[Any], depth: int) -> bytes:
-    """The bytes of a JSON array, flat or nested ``depth`` deep, row by row; 400 for values other than 0..255."""
+def _pixels_of_json(data: list[Any]) -> bytes:
+    """The bytes of a flat JSON array; 400 for values other than 0..255."""
     try:
-        for _ in range(depth - 1):
-            if data and isinstance(data[0], list):
-                data = [value for row in data for value in row]
         return bytes(data)
     except (TypeError, ValueError) as error:
         raise Refused(
-            400, f"{INPUT}: the data of UINT8 must be whole numbers from 0 to 255"
+            400, f"{INPUT}: the data of UINT8 must be one list of whole numbers from 0 to 255"
         ) from error
 
 

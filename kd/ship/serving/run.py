@@ -241,8 +241,6 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"port: {host}:{port} can't be used: {error.strerror or error}") from error
-    except OverflowError as error:
-        raise UserError(f"port: must be between 0 and 65535, got {port}") from error
     # Accepted sockets inherit it: an answer's body is sent without waiting for the acknowledgement of its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

@@ -51,7 +51,7 @@ def uploads(body: bytes, kind: str, limits: Limits | None = None) -> list[tuple[
 
 def test_pictures_of_json_and_of_forms() -> None:
     text = base64.b64encode(b"picture").decode()
-    assert uploads(json.dumps({"image": text}).encode(), "application/json") == [
+    assert uploads(json.dumps({"images": [text]}).encode(), "application/json") == [
         ("picture 0", b"picture")
     ]
     many = json.dumps({"images": [f"data:image/png;base64,{text}"] * 2}).encode()
@@ -66,7 +66,7 @@ def test_base64_may_have_line_breaks(line_end: str, prefix: str) -> None:
     """As ``base64.encodebytes``, ``openssl base64`` and mail write it, 76 characters a line (RFC 2045)."""
     picture = bytes(range(256))
     lines = base64.encodebytes(picture).decode().splitlines()
-    body = json.dumps({"image": prefix + line_end.join(lines) + line_end}).encode()
+    body = json.dumps({"images": [prefix + line_end.join(lines) + line_end]}).encode()
     assert uploads(body, "application/json") == [("picture 0", picture)]
 
 
@@ -74,7 +74,7 @@ def test_base64_may_have_line_breaks(line_end: str, prefix: str) -> None:
     (b"x", "text/plain", 415), (b"{}", "application/json", 400), (b"[" * 20_000, "application/json", 400),
     (b'{"images": ["*"]}', "application/json", 400), (b'{"images": []}', "application/json", 400),
     (json.dumps({"images": ["YQ=="] * 3}).encode(), "application/json", 413),
-    (b'{"image": "' + b"A" * 200_000 + b'"}', "application/json", 413), (b"--y\r\n", "multipart/form-data", 400),
+    (b'{"images": ["' + b"A" * 200_000 + b'"]}', "application/json", 413), (b"--y\r\n", "multipart/form-data", 400),
 ])  # fmt: skip
 def test_bodies_that_are_refused(body: bytes, kind: str, status: int) -> None:
     with pytest.raises(Refused) as refused:
