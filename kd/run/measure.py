@@ -501,20 +501,32 @@ def _write_answers(
     """
     split = measured[0].data.split(options.place)
     rows = answers[0].rows
-    labels = [key for key in next(iter(rows.values()), {"label": ""}) if key.startswith("label")]
-    columns = []  # heading, the model's rows, key
+    keys = next(iter(rows.values()), {"label": ""})
+    labels = [key for key in keys if key.startswith("label")]
+    headings = ["picture", *labels]
+    columns = []  # a model's rows, key
     for subject, of_model in zip(measured, answers, strict=True):
-        whose = f"{subject.name} " if len(measured) > 1 else ""
+        whose = ""
+        if len(measured) > 1:
+            whose = f"{subject.name} "
         for key in next(iter(of_model.rows.values()), {}):
-            if key not in labels:
-                columns.append((whose + key, of_model.rows, key))
+            if key in labels:
+                continue
+            headings.append(f"{whose}{key}")
+            columns.append((of_model.rows, key))
     text = io.StringIO()
     table = CsvTable(text, "\n")
-    table.add(["picture", *labels, *(heading for heading, _, _ in columns)])
+    table.add(headings)
     for i in sorted(rows):
-        cells = [of_model[i][key] for _, of_model, key in columns]
-        table.add([printable(split.name(i)), *(rows[i][key] for key in labels), *cells])
-    write_text(file, text.getvalue())
+        name = split.name(i)
+        cells = [printable(name)]
+        for key in labels:
+            cells.append(rows[i][key])
+        for of_model_rows, key in columns:
+            cells.append(of_model_rows[i][key])
+        table.add(cells)
+    content = text.getvalue()
+    write_text(file, content)
 
 
 def _gives_features(word: str) -> bool:
