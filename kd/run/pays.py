@@ -130,17 +130,9 @@ def measure_pays(request: Request, options: EvalOptions) -> Json:
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
     run = open_run(request.rest[0], request)
-<<<<<<< Updated upstream
-    _, trusted = Run.settings(run.folder / "config.yaml", request)
-    device = choose_device()
-    probe = _probed(run, _starts(run, trusted, options), options, device)
-    answers = [gain_line(gain) for gain in probe["gains"]]
-    return {"run": str(run.folder), "probe": probe, "answers": answers}
-=======
     settings = run.folder / "config.yaml"
     _, trusted = Run.settings(settings, request)
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(kind)
+    device = choose_device()
     starts = _starts(run, trusted, options)
     probe = _probed(run, starts, options, device)
     answers = []
@@ -148,7 +140,6 @@ def measure_pays(request: Request, options: EvalOptions) -> Json:
         answers.append(gain_line(gain))
     folder = str(run.folder)
     return {"run": folder, "probe": probe, "answers": answers}
->>>>>>> Stashed changes
 
 
 def _taught_layers(config: Json) -> list[str]:
