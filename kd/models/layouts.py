@@ -272,16 +272,14 @@ def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
         options["adapt_layer_scale"] = any("gamma_" in name for name in state)
     try:
         state = _without_foreign_grid(state, model, img_size)
-        if convert is None or _shapes_of(state) == _shapes_of(model.state_dict()):
+        own = model.state_dict()
+        is_exact = state.keys() == own.keys() and all(state[n].shape == own[n].shape for n in own)
+        if convert is None or is_exact:
             return state
         with contextlib.redirect_stdout(io.StringIO()):  # some print what they try
             return convert(dict(state), model, **options)  # some take tensors out
     except Exception:  # another architecture's file: comparing names and shapes gives the message
         return state
-
-
-def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in state.items()}
 
 
 def _without_foreign_grid(state: State, model: nn.Module, img_size: Size | None) -> State:

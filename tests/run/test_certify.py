@@ -11,10 +11,8 @@ import pytest
 
 import kd
 from kd.cli import main
-from kd.errors import UserError
 from kd.report.tables import Table, results_of
-from kd.run.eval_options import CertificateOptions, EvalOptions
-from kd.run.options import options_of
+from kd.run.eval_options import EvalOptions
 from tests._helpers import other_weights
 
 
@@ -139,12 +137,6 @@ def test_a_wrong_key_is_one_line(
     err = capsys.readouterr().err
     assert err.startswith(f"kd-eval: {text}")
     assert err.count("\n") == 1
-
-
-def test_an_export_is_not_told_of_a_cascade() -> None:
-    with pytest.raises(UserError) as raised:
-        options_of(CertificateOptions, {"confidence": "0.9"})
-    assert str(raised.value) == "confidence: has no effect without margin=POINTS"
 
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
