@@ -34,14 +34,8 @@ from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
 
-GivenTeacher = (
-    nn.Module
-    | Callable[[Tensor], Any]
-    | Teacher
-    | Mapping[str, nn.Module | Callable[[Tensor], Any]]
-    | None
-)
-"""What the Python classes take as a teacher, see :class:`Distillation`."""
+GivenTeacher = Callable[[Tensor], Any] | Teacher | Mapping[str, Callable[[Tensor], Any]] | None
+"""What the Python classes take as a teacher (a module is callable too), see :class:`Distillation`."""
 
 
 @dataclass

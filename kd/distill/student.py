@@ -102,11 +102,8 @@ class Student(nn.Module):
             spec is not None and spec.checkpoint is not None and not has_new_classifier(model)
         )
         if data.scales is not None:  # targets are numbers: the classifier answers in their units
-            try:
-                for each in self._models:
-                    scale_output(each, data.scales, self._has_classifier_of_file)
-            except ValueError as error:
-                raise UserError(f"model.student.arch: {error}") from error
+            for each in self._models:
+                scale_output(each, data.scales, self._has_classifier_of_file)
         self._follow_precision()
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
@@ -267,14 +264,6 @@ class Student(nn.Module):
             return True
         return self.start == "pre-trained" and not has_new_classifier(self.model)
 
-    def compile_in_place(self) -> None:
-        """Compiles the model where its settings say so (``compile``); names of parameters do not change.
-
-        Called after the first weights are set and the losses settled, which run the model uncompiled.
-        """
-        if self.spec is not None:
-            self.spec.compile_in_place(self.model)
-
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """Its optimizer (sharded with ``optim.zero``) and the schedule of its learning rate, stepped every optimizer step.
 
@@ -370,12 +359,11 @@ class Student(nn.Module):
         if self.objective.takeover is None or self._lender is None:
             return
         device = next(self.model.parameters()).device
+        theirs = [tensor.to(device) for tensor in self._lender.classifier()]
         loss, _ = self.objective.takeover
-        teacher_weight, teacher_bias = self._lender.classifier()
-        weight, bias = loss.fold(teacher_weight.to(device), teacher_bias.to(device))
+        weight, bias = loss.fold(*theirs)
         for model in self._models:
-            classifier = linear_classifier(model)
-            assert classifier is not None
+            classifier: Any = linear_classifier(model)
             set_in_units(classifier, weight, bias)
 
     # -- without a classifier ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from kd.errors import UserError
 from kd.models.taps import linear_classifier
 
 SCALE = "unit_scale"
@@ -26,12 +27,12 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
         in_units: the weights give units already, and are divided so that the output stays as it is.
 
     Raises:
-        ValueError: the classifier is not linear, or has no bias.
+        UserError: the classifier is not linear, or has no bias.
     """
     classifier = linear_classifier(model)
     if classifier is None or classifier.bias is None:
-        raise ValueError(
-            f"numbers need a linear classifier with a bias, {type(model).__name__} has none"
+        raise UserError(
+            f"model.student.arch: numbers need a linear classifier with a bias, {type(model).__name__} has none"
         )
     means_and_deviations = classifier.weight.new_tensor(scales, dtype=torch.float32).T  # (2, C)
     scale_C, offset_C = means_and_deviations.flip(0).contiguous()

@@ -174,7 +174,8 @@ class DistillationModule(Inference):
             self.answer_by(apply_auto(self, data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
-        self.student.compile_in_place()
+        if self.student.spec is not None:
+            self.student.spec.compile_in_place(self.student.model)  # names of parameters stay
 
     def teardown(self, stage: str) -> None:
         """A user's own model is again as it was given, but for its weights; Lightning leaves these on the CPU."""
