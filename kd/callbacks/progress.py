@@ -93,10 +93,14 @@ class Progress(Closing):
 
     def _name_epoch(self, trainer: Trainer) -> None:
         """Puts ``epoch 3/10`` on the bar."""
-        if self._bar is not None:
-            of = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
-            description = f"{self._whose}epoch {trainer.current_epoch + 1}{of}"
-            self._bar.set_description_str(description, refresh=False)
+        if self._bar is None:
+            return
+        of = ""
+        if (trainer.max_epochs or 0) > 0:
+            of = f"/{trainer.max_epochs}"
+        number = trainer.current_epoch + 1
+        description = f"{self._whose}epoch {number}{of}"
+        self._bar.set_description_str(description, refresh=False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Moves the bar; copies the loss to the host when the bar is about to be drawn, and shows it when copied."""

@@ -359,14 +359,18 @@ class Answers:
         of which one may be empty.
         """
         columns: dict[str, Sequence[str]] = {}
-        for name, answer in (("label", target), ("student", student), ("teacher", teacher)):
+        named = {"label": target, "student": student, "teacher": teacher}
+        for name, answer in named.items():
             if answer is None:
                 continue
-            for ending, cells in self.task.rows(answer, self.classes).items():
-                columns[f"{name}{ending}"] = cells
+            of_model = self.task.rows(answer, self.classes)
+            for ending, cells in of_model.items():
+                columns[name + ending] = cells
         rows = zip(*columns.values(), strict=True)
-        for i, row in zip(index.tolist(), rows, strict=True):
-            self.rows[i] = dict(zip(columns, row, strict=True))
+        numbers = index.tolist()
+        for i, row in zip(numbers, rows, strict=True):
+            cells_by_column = zip(columns, row, strict=True)
+            self.rows[i] = dict(cells_by_column)
 
     @property
     def are_names(self) -> bool:

@@ -36,8 +36,11 @@ class PictureOutcomes:
         for model, answer in (("student", student), ("teacher", teacher)):
             if answer is None:
                 continue
-            unusable = ~answer.isfinite() if self._measures_errors else answer.isnan()
-            pictures = int(unusable.flatten(1).any(1).sum())
+            unusable = answer.isnan()
+            if self._measures_errors:
+                unusable = ~answer.isfinite()
+            of_picture = unusable.flatten(1).any(1)
+            pictures = int(of_picture.sum())
             self.invalid[model] = self.invalid.get(model, 0) + pictures
             outcome = self.task.outcome(answer, target).cpu().numpy()
             self.values.setdefault(model, []).append(outcome.astype(np.float64))
