@@ -362,11 +362,11 @@ def _why(error: Exception) -> str:
 
 def names_in(content: object) -> list[str]:
     """Class names beside the weights, by class id: from a list, or a dict by or to the class id, below one of :data:`NAMES`
-    at the top, in ``meta`` or in ``hyper_parameters``; [] without, and for transformers' ``LABEL_0`` and the like.
+    at the top or in ``hyper_parameters``; [] without, and for transformers' ``LABEL_0`` and the like.
     """
     if not isinstance(content, Mapping):
         return []
-    for place in (content, content.get("meta"), content.get("hyper_parameters")):
+    for place in (content, content.get("hyper_parameters")):
         if not isinstance(place, Mapping):
             continue
         for key in NAMES:

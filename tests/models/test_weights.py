@@ -84,7 +84,7 @@ def test_a_pickled_model_is_told_what_to_save(
     [
         {"class_names": ["dates", "bread", "apple", "cake"]},
         {"class_to_idx": {"apple": 2, "bread": 1, "cake": 3, "dates": 0}},
-        {"meta": {"categories": ["dates", "bread", "apple", "cake"]}},
+        {"hyper_parameters": {"categories": ["dates", "bread", "apple", "cake"]}},
     ],
 )
 def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(
