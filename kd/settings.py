@@ -629,8 +629,7 @@ class DataSettings(Checked):
     check: Check | None = None
     """How pictures are looked at before training, once a machine: ``all`` are decoded, ``headers``
     alone are read (a picture damaged further on ends the run when its turn comes, also under
-    ``skip``), or ``off``; default: all up to 50,000 pictures of a split, headers above; of pictures
-    in an object store none where there are more, or more than ``cache_gb`` keeps.
+    ``skip``), or ``off``; default: all up to 50,000 pictures of a split, headers above.
     """
 
     max_pixels: Count = 200_000_000

@@ -146,6 +146,7 @@ def test_one_engine_reads_settings() -> None:
         "manifest",
         "student_metadata",
         "shards",
+        "run_urls",
         "scan",
         "foreign",
         "open_inference",

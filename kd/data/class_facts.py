@@ -1,7 +1,6 @@
 """Numbers that belong to classes: calories of a dish, price of an article."""
 
 import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from kd.data.info import ONE_LABEL, DataInfo
 from kd.data.label_text import plain_label
 from kd.errors import UserError
-from kd.storage.elsewhere import number_of, text_of
+from kd.storage.elsewhere import lines_of, number_of
 
 ClassFacts = dict[str, list[float | None]]
 """By the name of a fact its value for each class, in the order of the class ids; None where it is not known."""
@@ -37,29 +36,32 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
         )
     key = f"data.class_facts: {file}"
     try:
-        text = text_of(Path(file).expanduser()).removeprefix("\ufeff")
-        table = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+        with lines_of(Path(file).expanduser()) as lines:
+            table = csv.DictReader(lines, restkey="more")
+            rows = [row for row in table if any(row.values())]
+            label_column, *names = table.fieldnames or [""]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{key} can't be read as CSV: {error}") from error
-    names = [name.strip() for name in table[0][1:] if name.strip()] if table else []
-    if len(table) < 2 or not names:
+    columns = {name.strip(): name for name in names if name.strip()}
+    if not rows or not columns:
         raise UserError(
             f"{key} needs a header (class, name of a number, ...) and rows (a class, its numbers)"
         )
-    if len({*names}) < len(names):
-        raise UserError(f"{key} names a number twice: {', '.join(names)}")
+    if len(columns) < len([name for name in names if name.strip()]):
+        raise UserError(f"{key} names a number twice: {', '.join(map(str.strip, names))}")
     ids = {name: i for i, name in enumerate(info.classes)}
-    facts: ClassFacts = {name: [None] * len(ids) for name in names}
+    facts: ClassFacts = {name: [None] * len(ids) for name in columns}
     seen: set[str] = set()
-    for first, *texts in table[1:]:
-        label = plain_label(first)
+    for row in rows:
+        label = plain_label(row[label_column])
         if label not in ids or label in seen:
             problem = "twice" if label in seen else "that the data does not have"
             raise UserError(f"{key} names the class '{label}' {problem}")
-        if any(map(str.strip, texts[len(names) :])):
+        if any(row.get("more") or ()):
             raise UserError(f"{key} has more fields for '{label}' than the header")
         seen.add(label)
-        for name, text in zip(names, texts, strict=False):  # a shorter row lacks the last numbers
+        for name, column in columns.items():
+            text = row[column] or ""
             try:
                 value = number_of(text)
             except ValueError as error:

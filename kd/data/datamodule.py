@@ -27,12 +27,11 @@ from kd.data.sources import FoodTagMini, Source, Split
 from kd.data.splits import Splits, check_global_batch
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
-from kd.errors import UserError, plain
+from kd.errors import UserError
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
 from kd.progress import bar_at_start
 from kd.settings import Augment, DataSettings, TierSpec, height_width
-from kd.storage.tensors import TorchFile, read_checkpoint
 
 if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
@@ -422,29 +421,12 @@ class DistillationDataModule(LightningDataModule):
         return SampledPictures(pictures, targets, first, stack)
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: TorchFile, **arguments: object
-    ) -> "DistillationDataModule":
-        """Makes the data module from the caller's arguments, at the place in the samples that a checkpoint names.
-
-        Nothing else is read from the file, and it runs no code. A checkpoint without a place gives the beginning.
-
-        Args:
-            checkpoint_path: of a run of Lightning.
-            arguments: as of the class.
-
-        Raises:
-            UserError: the checkpoint can't be read.
-        """
-        data = cls(**arguments)  # type: ignore[arg-type]
-        try:
-            place = read_checkpoint(checkpoint_path).get(cls.__qualname__, {})
-        except Exception as error:  # whatever a damaged or foreign file makes the readers raise
-            raise UserError(
-                f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}"
-            ) from error
-        data.load_state_dict(place)
-        return data
+    def load_from_checkpoint(cls, *_: object, **__: object) -> "DistillationDataModule":  # type: ignore[override]
+        """Refused, by a UserError: Lightning's own would take arguments, and names of functions, from the file."""
+        raise UserError(
+            "load_from_checkpoint: make the data module from its arguments; trainer.fit(..., ckpt_path=FILE) resumes "
+            "at the file's place in the samples"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, for each checkpoint: "epoch", and "samples" of all processes that are done in it; after an

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
-import torch
-from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
-from kd.data.pictures import decode, encode_grey, encode_jpeg
+from kd.data.pictures import decode, encode_jpeg
 from kd.data.sources import Source, Split, named
-from kd.data.sources.shards import MASK, PICTURE
-from kd.data.targets import Masks, Targets
+from kd.data.sources.shards import PICTURE
+from kd.data.targets import Targets
 from kd.errors import UserError
 from kd.progress import bar
 from kd.storage.objects import file_system, in_one_line
@@ -34,13 +32,13 @@ def pack(
     shard_mb: int = 256,
     source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index, masks as PNG files beside.
+    """Writes a split as tar shards and their index.
 
     Shard ``n`` is ``NAME-0000n.tar``. Each picture has ``KEY.jpg`` (``.png`` for a PNG) with its number in the split as the
-    key, in eight digits, and beside it ``KEY.cls``, the class id as text, or ``KEY.mask.png``; nothing without labels.
-    ``NAME.index`` has a row for each picture (:data:`kd.data.sources.shards.PICTURE`, or ``MASK``). ``NAME.json`` is a dict:
-    "classes", "shards" (their names), "checksums" (a CRC-32 of each shard's pictures and masks), "masks" (whether there are
-    some), "ignore_index", "index" (the SHA-256 of ``NAME.index``). The source ``Shards`` reads both.
+    key, in eight digits, and beside it ``KEY.cls``, the class id as text; nothing without labels. ``NAME.index`` has a row
+    for each picture (:data:`kd.data.sources.shards.PICTURE`). ``NAME.json`` is a dict: "classes", "shards" (their names),
+    "checksums" (a CRC-32 of each shard's pictures), "index" (the SHA-256 of ``NAME.index``). The source ``Shards`` reads
+    both.
 
     Args:
         split: the pictures.
@@ -49,28 +47,22 @@ def pack(
         name: the split's name (``train``, ``val``).
         short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
         shard_mb: a new shard starts after this many megabytes (10^6 bytes).
-        source: of the split; its kind of target decides how targets are written; None: class ids.
+        source: of the split, for its kind of target; None: class ids.
 
     Returns:
-        Bytes of the pictures, as they are packed; masks, labels and the headers of the tar files are not counted.
+        Bytes of the pictures, as they are packed; labels and the headers of the tar files are not counted.
 
     Raises:
-        UserError: targets are neither class ids nor masks, a picture can't be decoded or has a mask of another size, or
-            ``out`` can't be written.
+        UserError: targets are no class ids, a picture can't be decoded, or ``out`` can't be written.
     """
-    if source is not None:
-        kind = source.kind
-    else:
-        kind = Targets()
-    if type(kind) not in (Targets, Masks):
+    if source is not None and type(source.kind) is not Targets:
         raise UserError(
-            f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}"
+            f"data.source: kd-pack packs pictures with one label each, not {source.kind.name}"
         )
-    has_masks = kind.cut_with_picture
     files, path = file_system(out, "out")
     shards: list[str] = []
-    table = np.zeros(len(split.targets), MASK if has_masks else PICTURE)
-    checksums: list[int] = []  # of the pictures and masks in each shard
+    table = np.zeros(len(split.targets), PICTURE)
+    checksums: list[int] = []  # of the pictures in each shard
     with in_one_line(f"out: {out} can't be written"), ExitStack() as open_shard:
         files.makedirs(path, exist_ok=True)
         index_file = f"{path}/{name}.json"
@@ -78,7 +70,7 @@ def pack(
             files.rm_file(index_file)
         tar = None
         for i in bar(range(len(split.targets)), label=f"packing {name}"):
-            picture, ending, mask = _packed(split, i, short_side, has_masks)
+            picture, ending = _packed(split, i, short_side)
             if tar is None or tar.offset > shard_mb * 10**6:
                 open_shard.close()
                 shards.append(f"{name}-{len(shards):05d}.tar")
@@ -88,15 +80,10 @@ def pack(
                     tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
                 )
             place = _add(tar, f"{i:08d}.{ending}", picture)
-            target = 0 if has_masks else split.targets[i]
-            row = (len(shards) - 1, *place, target)
             checksums[-1] = zlib.crc32(picture, checksums[-1])
-            if has_masks:
-                row = (*row, *_add(tar, f"{i:08d}.mask.png", mask))
-                checksums[-1] = zlib.crc32(mask, checksums[-1])
-            elif classes:
+            if classes:
                 _add(tar, f"{i:08d}.cls", str(split.targets[i]).encode())
-            table[i] = row
+            table[i] = (len(shards) - 1, *place, split.targets[i])
         open_shard.close()
 
         content = table.tobytes()
@@ -106,8 +93,6 @@ def pack(
             "classes": list(classes),
             "shards": shards,
             "checksums": checksums,
-            "masks": has_masks,
-            "ignore_index": source.ignore_index if source is not None else None,
             "index": hashlib.sha256(content).hexdigest(),
         }
         files.pipe_file(index_file, json.dumps(head).encode())
@@ -123,38 +108,26 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
     return [offset, len(content)]
 
 
-def _packed(
-    split: Split, i: int, short_side: int | None, has_masks: bool
-) -> tuple[bytes, str, bytes]:
-    """A picture as it is packed: its bytes, the ending of its name, and its mask as a PNG file (empty without a mask).
+def _packed(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
+    """A picture as it is packed: its bytes, and the ending of its name.
 
     The ending is ``png`` for a PNG, else ``jpg``, also where the bytes of another format stay as they are. A scaled picture
-    becomes a JPEG, and its mask is scaled with it, by nearest pixels.
+    becomes a JPEG.
 
     Args:
         split: holds it.
         i: its number in the split.
         short_side: pixels to which a larger shorter side is scaled; None: packed as it is.
-        has_masks: whether its target is a mask.
 
     Raises:
-        UserError: the picture can't be read or decoded, or its mask has another size.
+        UserError: the picture can't be read or decoded.
     """
-    mask = None
     try:
         data = split.read(i)
         picture = decode(data)
-        if has_masks:
-            mask = torch.as_tensor(split.target(i))
     except (RuntimeError, OSError) as error:
         raise UserError(f"data.source: {named(split, i)} can't be read: {error}") from error
-    if mask is not None and mask.shape[1:] != picture.shape[1:]:
-        raise UserError(f"data.source: {named(split, i)} and its mask differ in size")
-    ending = "png" if data.startswith(b"\x89PNG") else "jpg"
     if short_side is not None and min(picture.shape[-2:]) > short_side:
         picture = tvf.resize(picture, [short_side], antialias=True)
-        data = encode_jpeg(picture, JPEG_QUALITY)
-        ending = "jpg"
-        if mask is not None:
-            mask = tvf.resize(tv_tensors.Mask(mask), list(picture.shape[1:]))
-    return data, ending, b"" if mask is None else encode_grey(mask)
+        return encode_jpeg(picture, JPEG_QUALITY), "jpg"
+    return data, "png" if data.startswith(b"\x89PNG") else "jpg"

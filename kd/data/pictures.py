@@ -70,28 +70,8 @@ def encode_png(picture: Tensor) -> bytes:
     return _encoded(picture.permute(1, 2, 0), "PNG", compress_level=0)
 
 
-def encode_grey(mask: Tensor) -> bytes:
-    """uint8 ``(1, H, W)`` -> a PNG file's bytes, one byte a pixel."""
-    return _encoded(mask[0], "PNG")
-
-
-def decode_grey(data: bytes) -> Tensor:
-    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``.
-
-    Raises:
-        RuntimeError: it is no such file; the message is one line.
-    """
-    with open_picture(BytesIO(data)) as image:
-        if image.mode != "L":
-            raise RuntimeError("its mask must hold one byte a pixel")
-        try:
-            return torch.from_numpy(np.array(image))[None]
-        except Exception as error:  # Pillow's readers raise many kinds
-            raise RuntimeError("its mask is damaged") from error
-
-
 def _encoded(pixels: Tensor, kind: str, **options: int) -> bytes:
-    """uint8 ``(H, W, 3)``, or ``(H, W)`` for grey -> a file's bytes; ``kind`` and ``options`` as of Pillow's ``save``."""
+    """uint8 ``(H, W, 3)`` -> a file's bytes; ``kind`` and ``options`` as of Pillow's ``save``."""
     stream = BytesIO()
     Image.fromarray(pixels.contiguous().numpy()).save(stream, kind, **options)
     return stream.getvalue()

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from kd.data.batch import Batch
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, fetch, named
+from kd.data.sources import Source, Split, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded
 
@@ -56,8 +56,7 @@ class Samples(Dataset[Any]):
         return len(self.split.targets)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """The samples of one batch, in the order of ``keys``; torch's loader calls it. Remote pictures come together."""
-        fetch(self.split, [index for index, _ in keys])
+        """The samples of one batch, in the order of ``keys``; torch's loader calls it."""
         return [self[key] for key in keys]
 
 
@@ -90,12 +89,10 @@ class PictureSet(Samples):
         self._room = DECODED_BYTES
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
-        """The samples of one batch, in the order of ``keys``; remote pictures are fetched together first."""
-        indices = [index for index, _ in keys]
-        fetch(self.split, indices)
+        """The samples of one batch, in the order of ``keys``; decoded together first where this process loads them."""
         if get_worker_info() is None:
-            self._decode_ahead(indices)
-        return [self[key] for key in keys]
+            self._decode_ahead([index for index, _ in keys])
+        return super().__getitems__(keys)
 
     def _decode_ahead(self, indices: Sequence[int]) -> None:
         """Decodes a batch's pictures, by their ``indices``, before any of its views is made, and keeps them for all epochs.

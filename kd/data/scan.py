@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
 from kd.data.sources.base import SplitFacts, split_facts, whole_of
-from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
 from kd.progress import bar
@@ -36,27 +35,12 @@ FACTS_SHARED = 20_000  # pictures: the files of more are read by one process of 
 def usual(split: Split) -> Check:
     """How pictures are checked where ``data.check`` does not say.
 
-    A pack says so itself (its ``check``). Else, on a disk, all pixels of up to :data:`ALL_UP_TO` pictures, of more the
-    headers; in a store all pixels, or nothing where there are more or not all copies may be kept on this disk.
+    A pack says so itself (its ``check``). Else all pixels of up to :data:`ALL_UP_TO` pictures, of more the headers.
     """
-    few = len(split.targets) <= ALL_UP_TO
-    store = _store(split)
-    if store is not None:  # each would be fetched whole, and once more where not all can be kept
-        if few and store.fits():
-            return "all"
-        return "off"
     of_split: Check | None = getattr(split, "check", None)
     if of_split:
         return of_split
-    return "all" if few else "headers"
-
-
-def _store(split: Split) -> Store | None:
-    """The object store that a split's pictures come from, below subsets too; None: on this disk, or in no files."""
-    listed = _as_listed(split)
-    if isinstance(listed, FileSplit):
-        return listed.store
-    return None
+    return "all" if len(split.targets) <= ALL_UP_TO else "headers"
 
 
 def _as_listed(split: Split) -> Split:
@@ -110,13 +94,9 @@ def scan(
         if remembered is not None:
             return remembered
         look = partial(_look, split, check, max_pixels)
-        if _store(split) is None:
-            threads = cores()
-        else:
-            threads = max(cores(), AT_ONCE)
         damaged = {}
         digests = []
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
             looks = (found for window in windows for found in pool.map(look, window))
             for i, (reason, digest) in enumerate(

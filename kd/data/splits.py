@@ -31,11 +31,10 @@ from kd.data.sources import (
 from kd.data.sources.arrays import Column, by_value
 from kd.data.sources.base import SplitFacts
 from kd.data.sources.folder import labelled_folder
-from kd.data.sources.places import expanded, joined, open_place
+from kd.data.sources.places import expanded, folder_here
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
-from kd.storage.objects import is_url
 
 PROBE = "data.probe.root"
 KEYS = {"unlabeled": "data.unlabeled", "probe train": PROBE, "probe val": PROBE}
@@ -57,7 +56,6 @@ class Splits:
         self.given = given
         self.probe = probe
         self.max_pixels = given.max_pixels
-        self.cache_bytes = source.cache_bytes
         # Whether ``val`` is a part of the source's training pictures; known once a split is listed.
         self.holds_out = False
         self.skipped: list[str] = []  # damaged pictures that are left out: "NAME (REASON)"
@@ -100,7 +98,7 @@ class Splits:
         if name in self._listed:
             return self._listed[name]
         if name == "probe" and self.probe is not None:
-            parts = load_probe(self.probe, self.cache_bytes)
+            parts = load_probe(self.probe)
         else:
             self.holds_out = not self.source.has("val")
             is_part = self.holds_out and name in ("train", "val")
@@ -126,13 +124,13 @@ class Splits:
         Raises:
             UserError: none are left.
         """
-        pictures = unlabelled_folder(root, self.source.note, cache_bytes=self.cache_bytes)
+        pictures = unlabelled_folder(root, self.source.note)
         real_folder = lru_cache(10_000)(os.path.realpath)
 
         def real_path(path: str) -> str:
-            """A path with its folder's links resolved, so that one picture has one name; a URL as it is."""
+            """A path with its folder's links resolved, so that one picture has one name."""
             folder, name = os.path.split(path)
-            return path if is_url(path) else f"{real_folder(folder)}/{name}"
+            return f"{real_folder(folder)}/{name}"
 
         names = (part.name(i) for part in self.listed("val") for i in range(len(part.targets)))
         shown = set(map(real_path, names))
@@ -148,7 +146,7 @@ class Splits:
                 "pictures of data.source"
             )
         targets = pictures.targets[: len(unseen)]
-        return FileSplit(unseen, targets, pictures.left_out, pictures.place)
+        return FileSplit(unseen, targets, pictures.left_out)
 
     def _part(self, name: str) -> Split:
         """``train`` or ``val`` of a source without ``val``: the pictures not held out, or those held out.
@@ -366,9 +364,8 @@ class Splits:
             UserError: no such folder, or a class that is not among ``classes``.
         """
         self.source.classes = list(classes)
-        folder = expanded(folder)
-        place = open_place(folder, "folder", self.cache_bytes)
-        split = labelled_folder(joined(folder), classes, "folder", place, self.source.note)
+        folder = folder_here(expanded(folder), "folder")
+        split = labelled_folder(folder, classes, "folder", self.source.note)
         self._listed["folder"] = [split]
 
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
@@ -419,19 +416,17 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(chosen))
 
 
-def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
+def load_probe(probe: Probe) -> list[Split]:
     """Labelled pictures that features are measured on: those of ``train`` and of ``val``, in this order.
 
     Args:
         probe: ``data.probe``.
-        cache_bytes: most bytes of an object store's copies on this disk; None: all may be kept.
 
     Raises:
         UserError: the folder is no image folder, has one class, or a picture of both splits.
     """
     source = ImageFolder(probe.root or "")
     source.key = PROBE
-    source.cache_bytes = cache_bytes
     train = source.load("train")
     if len(source.classes) == 1:
         raise UserError(f"{PROBE}: needs two classes or more, got one ('{source.classes[0]}')")

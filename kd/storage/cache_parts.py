@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kd.storage.objects import STORES
+
 DIGEST = r"[0-9a-f]{8,64}"
 """The end of a cached thing's name."""
 FOODTAG = r"foodtag-mini-v\d+-(\d+x|test)\d+(-portions)?"
@@ -55,16 +57,16 @@ PARTS = {
         "it begins anew, and does not resume",
     ),
     "shards": Part(
-        rf"shards/.+-{DIGEST}", "copies from an object store", "downloaded again when needed"
-    ),
-    "pictures": Part(
-        rf"pictures/{DIGEST}", "copies from an object store", "downloaded again when needed"
+        rf"shards/.+-{DIGEST}",
+        "parts of packs in an object store",
+        "downloaded again when needed",
     ),
     "fetched": Part(
-        rf"fetched/{DIGEST}", "copies from an object store", "downloaded again when needed"
+        rf"fetched/({'|'.join(STORES)})/[^/]+",
+        "copies of files in an object store",
+        "downloaded again when needed",
     ),
     "lists": Part(rf"lists/{DIGEST}", "names of pictures, of runs that were killed", "nothing"),
-    "datasets": Part(rf"datasets/{DIGEST}", "tables of local data sets", "made again when needed"),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),

@@ -6,25 +6,27 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from kd.errors import first_line
 from kd.storage.checkpoints import PREVIOUS
-from kd.storage.objects import file_system, in_one_line, size_in, state_of_object, tried
-from kd.storage.run_urls import LATEST, Copies
+from kd.storage.objects import file_system, in_one_line, put_whole, small_file, tried
+from kd.storage.run_urls import CLAIM, LATEST, keep_notes, notes_in, state_here
+from kd.storage.writing import second_name
 
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
-CLAIM = ".claimed"  # in a run's folder in the store: the file that takes the run's name
 
 
 class Mirror:
     """Puts the folder of a run into an object store.
 
     Every process of a run may make one; the first alone calls :meth:`claim` (of a new run) and :meth:`follow`, and
-    :meth:`close` at the end. In between a thread uploads. Files that are deleted here stay in the store.
+    :meth:`close` at the end. In between a thread uploads. Files that are deleted here stay in the store. Of several
+    machines that train the same run, the one that has begun last sends it.
 
     Args:
         url: of the folder of all runs.
@@ -44,6 +46,7 @@ class Mirror:
         self.key = key
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, key)
+        self.owner = uuid.uuid4().hex
         self.sent_bytes = 0
         self.sent_files = 0
         self._sent: dict[str, tuple[int, int]] = {}
@@ -82,14 +85,14 @@ class Mirror:
         if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
             raise FileExistsError(path)
         try:
-            self.files.pipe_file(f"{path}/{CLAIM}", socket.gethostname().encode(), mode="create")
+            self.files.pipe_file(f"{path}/{CLAIM}", self.owner.encode(), mode="create")
         except OSError:
             raise
         except Exception as error:  # the object stores' clients raise many kinds
             raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
 
     def follow(self, folder: Path, *beside: Path) -> None:
-        """Starts the thread that uploads, unless it runs already: a second call changes nothing.
+        """Becomes the run's owner in the store, and starts the thread that uploads; a second call changes nothing.
 
         Args:
             folder: of the run, ``RECIPE/NAME``: these two name it in the store.
@@ -99,14 +102,21 @@ class Mirror:
             return
         self.folder = folder
         recipe = folder.parent.name
+        self.place = f"{recipe}/{folder.name}"
+        self.run_url = f"{self.url}/{self.place}"
+        self._notes = notes_in(folder, self.run_url)
+        # the same as before in a folder that has sent: a start that is killed here changes nothing
+        self.owner = self._notes.owner or self.owner
+        self._notes.owner = self.owner
+        keep_notes(folder, self._notes)
         # once: of two runs at the same time, the newer one is the latest
-        self._beside = {f"{recipe}/latest": f"{folder.name}\n".encode()}
+        self._beside = {
+            f"{self.place}/{CLAIM}": self.owner.encode(),
+            f"{recipe}/latest": f"{folder.name}\n".encode(),
+        }
         for file in beside:
             if file.is_file():
                 self._beside[f"{recipe}/{file.name}"] = file.read_bytes()
-        self.place = f"{recipe}/{folder.name}"
-        self._copies = Copies(folder, f"{self.url}/{self.place}")
-        self._copies.save()
         self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
         self._thread.start()
 
@@ -125,12 +135,12 @@ class Mirror:
             more = ""
             if self.of_kd and not self._lost:
                 more = f"; kd-train resume={self.folder} sends them"
-            left = f"{self._copies.url} lacks the last files: {first_line(error)}"
+            left = f"{self.run_url} lacks the last files: {first_line(error)}"
             print(f"{self.key}: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
-        resume = f"; kd-train resume={self._copies.url}" if self.of_kd else ""
-        print(f"uploaded: {self._copies.url} ({sent}){resume}", flush=True)
+        resume = f"; kd-train resume={self.run_url}" if self.of_kd else ""
+        print(f"uploaded: {self.run_url} ({sent}){resume}", flush=True)
         return True
 
     def _run(self) -> None:
@@ -153,14 +163,14 @@ class Mirror:
                     then = "" if self._lost else "; the upload is tried again"
                     print(f"{self.key}: warning: {problem}{then}", file=sys.stderr)
 
-    def _changed(self) -> list[str]:
-        """Names of files that have changed since they were sent by this process; ``last.ckpt`` is the last: a machine that
-        resumes cuts records that are newer but can't make what is missing.
+    def _changed(self) -> dict[str, tuple[int, int]]:
+        """The files that have changed since they were sent by this process, by name, as they are now; ``last.ckpt`` is the
+        last: a machine that resumes cuts records that are newer but can't make what is missing.
 
         Without links, hidden files, unfinished ones (``.part``), and the previous checkpoint, which is for a ``last.ckpt``
         that was cut: a store replaces a file whole.
         """
-        names = []
+        states = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             is_left_out = (
@@ -169,12 +179,14 @@ class Mirror:
             if is_left_out or path.is_symlink() or not path.is_file():
                 continue
             with suppress(OSError):  # gone, or replaced at this moment
-                if self._sent.get(name) != _state_here(path):
-                    names.append(name)
-        return sorted(names, key=lambda name: (name == LATEST, name))
+                state = state_here(path)
+                if self._sent.get(name) != state:
+                    states[name] = state
+        return dict(sorted(states.items(), key=lambda item: (item[0] == LATEST, item[0])))
 
     def _send(self) -> None:
-        """Uploads the files that have changed since they were last sent; the first time also ``latest`` and those beside.
+        """Uploads the files that have changed since they were last sent; the first time also the owner's name, ``latest``
+        and those beside.
 
         Raises:
             OSError: a file can't be sent; those before it count as sent. Or another machine trains the same run: then
@@ -185,68 +197,40 @@ class Mirror:
             tried(write, f"{self.url}: {name} can't be written")
         self._beside = {}
         changed = self._changed()
-        self._check_ours()
+        self._check_owner()
         last = self.folder / ".last"  # training may replace last.ckpt while the others are sent
         if LATEST in changed:
-            last.unlink(missing_ok=True)
-            with suppress(OSError):  # a file system without hard links
-                last.hardlink_to(self.folder / LATEST)
-        for name in changed:
-            file = self.folder / name
+            second_name(self.folder / LATEST, last)
+        for name, state in changed.items():
             if name == LATEST:
-                self._check_ours()
-                file = last if last.exists() else file
-            self._upload(file, name)
-        last.unlink(missing_ok=True)
+                self._check_owner()
+                self._notes.there = self._upload(last, name, state)
+                self._notes.last = state
+                keep_notes(self.folder, self._notes)
+                last.unlink()
+                continue
+            file = self.folder / name
+            try:
+                self._upload(file, name, state)
+            except OSError:  # a file that has changed or gone meanwhile is left for the next time
+                if file.is_file() and state_here(file) == state:
+                    raise
 
-    def _upload(self, file: Path, name: str) -> None:
-        """Sends one file, whole; one that changes or goes meanwhile is left for the next time.
-
-        It is noted beforehand, so that an upload which was killed still counts as this machine's.
-
-        Raises:
-            OSError: the store has another size of it, though the file is unchanged here, or can't be reached.
+    def _upload(self, file: Path, name: str, state: tuple[int, int]) -> str:
+        """Sends a file to the place of the run's file ``name``, which counts as sent in this state; returns and raises as
+        :func:`~kd.storage.objects.put_whole`.
         """
-        put = partial(self.files.put_file, str(file), f"{self.root}/{self.place}/{name}")
-        try:
-            here = _state_here(file)
-            self._copies.note(name)
-            tried(put, f"{self.url}: {name} can't be written")
-        except FileNotFoundError:  # gone from this disk, or the bucket is
-            if file.exists():
-                raise
-            return
-        there = self._state(name)
-        size, _ = here
-        if size_in(there) == size:
-            self._copies.note(name, there)
-            self._sent[name] = here
-            self.sent_bytes += size
-            self.sent_files += 1
-        elif file.is_file() and _state_here(file) == here:
-            raise OSError(f"{self.url}: {name} has {size_in(there)} bytes there, {size} here")
+        there = put_whole(file, f"{self.run_url}/{name}", self.key)
+        self._sent[name] = state
+        size, _ = state
+        self.sent_bytes += size
+        self.sent_files += 1
+        return there
 
-    def _check_ours(self) -> None:
-        """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
-        copies = self._copies
-        there = self._state(LATEST) if copies.there.get(LATEST) else ""
-        if there and not copies.is_ours(LATEST, there):
-            self._lost = f"{copies.url}: another machine trains there; nothing more is sent from {self.folder}"
+    def _check_owner(self) -> None:
+        """Raises an OSError, now and at each later try, where another machine has begun to train the run."""
+        owner = small_file(f"{self.run_url}/{CLAIM}").decode(errors="replace")
+        if owner != self.owner:
+            self._lost = f"{self.run_url}: another machine trains there; nothing more is sent from {self.folder}"
         if self._lost:
             raise OSError(self._lost)
-
-    def _state(self, name: str) -> str:
-        """The state of a file of the run in the store now; "" where it has none."""
-        self.files.invalidate_cache()
-        path = f"{self.root}/{self.place}/{name}"
-        with suppress(FileNotFoundError):
-            return state_of_object(
-                tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back")
-            )
-        return ""
-
-
-def _state_here(file: Path) -> tuple[int, int]:
-    """Size of a file in bytes, and the time of its last change in nanoseconds."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns

@@ -1,16 +1,19 @@
-"""Files in an object store: read by ranges, through a bounded cache on the local disk.
+"""Files in an object store: copied whole to the local disk, or read by ranges through a bounded cache there.
 
 The only file that imports fsspec, when a URL is first used. Whatever fails on the way (an error, a cut connection, an
-answer that is too short) is tried again with growing pauses before the run ends.
+answer that is too short) is tried again with growing pauses before the run ends. Whether a file has changed is told by one
+thing, its state in the store (:func:`state_of_object`): a copy here has its size, and a time that stands for the state.
 """
 
 import errno
 import hashlib
 import os
 import re
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ from filelock import FileLock, Timeout
 from kd.errors import UserError, first_line, needs_extra
 from kd.machine import cache_dir
 from kd.storage.elsewhere import LARGEST, bytes_of, inside, plain_name, too_large
+from kd.storage.shown import HIDDEN, without_secrets
 
 TRIES = 6
 """A request that fails is made so often."""
@@ -29,6 +33,9 @@ LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and wher
 STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
 SUM = 4  # bytes at the end of a copy: its checksum
 LONGEST_NAME = 1000  # bytes of a file that names a run
+AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
+TIMES = 10**9
+"""Seconds since 1970 below which the time of a copy lies."""
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf"),
@@ -110,11 +117,38 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
     raise AssertionError
 
 
+def copy_of(url: str, key: str, kind: str = "fetched") -> Path:
+    """Where the copy of a place in a store lies below the cache folder, by a path that holds no password.
+
+    Args:
+        url: of a file or folder.
+        key: the configuration key that named it, for the message.
+        kind: the folder in the cache.
+
+    Raises:
+        UserError: it leads out of the cache. Nothing is fetched or made.
+    """
+    without_user = without_secrets(url.rstrip("/")).replace(f"://{HIDDEN}@", "://")
+    return inside(cache_dir() / kind, without_user.replace("://", "/"), key)
+
+
+@contextmanager
+def copying(key: str, url: str) -> Iterator[None]:
+    """Inside, this process alone of a machine makes copies in the cache's ``fetched``; errors become one line that names
+    the key and the URL.
+    """
+    folder = cache_dir() / "fetched"
+    with in_one_line(key, url):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            yield
+
+
 def fetched(url: str, key: str) -> Path:
     """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
 
-    Each call reads the file's state from the store by one request. A copy of the size that the store reports counts.
-    Several processes may call it: the first one fetches, the others wait.
+    Each call reads the file's state from the store by one request. Several processes may call it: the first one fetches,
+    the others wait.
 
     Args:
         url: of the file.
@@ -124,21 +158,65 @@ def fetched(url: str, key: str) -> Path:
         UserError: it is missing, can't be read, or the server reports no size for it, by which a cut copy is noticed.
     """
     files, path = file_system(url, key)
-    with in_one_line(key, url):
+    file = copy_of(url, key)
+    with copying(key, url):
         info = tried(lambda: files.info(path), f"{url} can't be read")
         if info["size"] is None:
             raise UserError(
                 f"{key}: {url}: the server reports no size for it; download it and give its path"
             )
-        state = state_of_object(info)
-        digest = hashlib.sha256(f"{url} {state}".encode()).hexdigest()
-        folder = cache_dir() / "fetched" / digest[:16]
-        file = inside(folder, url.rpartition("/")[2], key)
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # one of all processes fetches it
-            if not file.is_file() or file.stat().st_size != size_in(state):
-                fetch_whole(url, file, size_in(state))
-        return file
+        folder, _, name = url.rpartition("/")
+        fetch(folder, file.parent, {name: state_of_object(info)}, key)
+    return file
+
+
+def fetch(url: str, folder: Path, states: Mapping[str, str], key: str) -> None:
+    """Makes files of a folder on this disk copies of those in a store: what is missing or differs is fetched,
+    :data:`AT_ONCE` at a time, each whole or not at all. One process at a time may call it for a folder.
+
+    Args:
+        url: of the folder in the store.
+        folder: on this disk.
+        states: of the files in the store, by name relative to the folder.
+        key: the configuration key that named the place, for messages.
+
+    Raises:
+        UserError: a name leads out of the folder, or the disk has no room.
+        OSError: a file is not there, or all tries to fetch it have failed.
+    """
+    wanted = {name: state for name, state in states.items() if not is_copy(folder / name, state)}
+    if not wanted:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = sum(map(size_in, wanted.values()))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{key}: {url} has {needed / 1e6:,.0f} MB to fetch, {folder} has room for {free / 1e6:,.0f} MB"
+        )
+
+    def copy(name: str) -> None:
+        """Fetches one file, in a thread."""
+        file = inside(folder, name, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _fetch_whole(f"{url}/{name}", file, wanted[name])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(copy, wanted))
+
+
+def is_copy(file: Path, state: str) -> bool:
+    """Whether a file here is the copy of one in a store that has this state, and has not changed since it was fetched."""
+    try:
+        status = file.stat()
+    except OSError:
+        return False
+    return (status.st_size, int(status.st_mtime)) == (size_in(state), _time_of(state))
+
+
+def _time_of(state: str) -> int:
+    """The time of change, in seconds since 1970, that stands for a state."""
+    return int(state.rpartition("-")[2], 16) % TIMES
 
 
 @contextmanager
@@ -162,14 +240,13 @@ def in_one_line(start: str, missing: str = "") -> Iterator[None]:
         raise UserError(f"{start}: {reason}") from error
 
 
-def fetch_whole(url: str, file: Path, size: int) -> None:
+def _fetch_whole(url: str, file: Path, state: str) -> None:
     """Copies a file of a store to the local disk: whole or not at all.
 
     Args:
         url: of the file.
-        file: its path here, in a folder that exists; replaced at the end. One process at a time may fetch it: callers
-            hold a lock.
-        size: that it has there, in bytes.
+        file: its path here, in a folder that exists; replaced at the end.
+        state: that it has in the store.
 
     Raises:
         FileNotFoundError: the store has no such file.
@@ -177,6 +254,7 @@ def fetch_whole(url: str, file: Path, size: int) -> None:
     """
     part = file.with_name(f"{file.name}.part")
     files, path = file_system(url)
+    size = size_in(state)
 
     def attempt() -> None:
         """One try: fetches the whole file to ``part``; raises OSError where its size differs."""
@@ -185,89 +263,44 @@ def fetch_whole(url: str, file: Path, size: int) -> None:
         if part.stat().st_size != size:
             raise OSError(f"received {part.stat().st_size} of {size} bytes")
 
-    tried(attempt, f"{path} can't be fetched to {file.parent}")
+    tried(attempt, f"{url} can't be fetched to {file.parent}")
+    os.utime(part, (time.time(), _time_of(state)))
     part.replace(file)
 
 
-class LocalCache:
-    """Copies on the local disk, shared by all processes of a machine.
+def put_whole(file: Path, url: str, key: str) -> str:
+    """Copies a file of this disk to a store, and compares the size there. Returns the file's state in the store.
 
-    Above ``limit`` those used longest ago go; a full disk keeps nothing. Each ends in a checksum: what was cut or has
-    changed is fetched again. A copy's name is ``FOLDER/FILE``, neither more nor less: :meth:`_bound` looks there.
+    Args:
+        file: its path here.
+        url: its place there; a file that has it is replaced.
+        key: the configuration key that named the store, for messages.
 
-    fsspec's own caches are bounded by age alone, and each process rewrites their index without a lock.
+    Raises:
+        FileNotFoundError: the file, or the bucket, is not there.
+        OSError: all tries have failed.
     """
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
-        """Remembers the ``folder`` of the copies, and the ``limit`` of their bytes together; None: no limit."""
-        self.folder = folder
-        self.limit = limit
-        self._written = limit or 0  # bytes since the last eviction; the first write evicts
+    def attempt() -> str:
+        """One try."""
+        files, path = file_system(url, key)
+        size = file.stat().st_size
+        files.put_file(str(file), path)
+        files.invalidate_cache()
+        info = files.info(path)
+        if info["size"] != size:
+            raise OSError(f"it has {info['size']} bytes there, {size} here")
+        return state_of_object(info)
 
-    def has(self, name: str) -> bool:
-        """Whether a copy of this name is here."""
-        return (self.folder / name).is_file()
-
-    def get(self, name: str, fetch: Callable[[], bytes], size: int) -> bytes:
-        """The copy of this name; fetched first, by one of all processes, where it is missing.
-
-        Args:
-            name: of the copy, ``FOLDER/FILE``.
-            fetch: gives the content; its errors reach the caller.
-            size: of the content in bytes, that a copy must have to count.
-        """
-        file = self.folder / name
-        with suppress(OSError):
-            return _used(file, size)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        number = zlib.crc32(name.encode()) % STRIPES
-        with FileLock(self.folder / f"lock-{number}"):  # one of all processes fetches it
-            with suppress(OSError):
-                return _used(file, size)
-            data = fetch()
-            part = file.with_suffix(f".{os.getpid()}.part")
-            try:
-                part.write_bytes(data + _sum(data))
-                part.replace(file)  # whole or not at all
-            except OSError as error:
-                with suppress(OSError):
-                    part.unlink()
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-            if self.limit is not None:
-                self._bound(self.limit, len(data))
-            return data
-
-    def _bound(self, limit: int, more: int) -> None:
-        """After each fiftieth of the limit that this process has written: deletes the copies used longest ago.
-
-        What stays is at most nine tenths of the limit. One process of the machine does it, the others go on.
-
-        Args:
-            limit: bytes of all copies together.
-            more: bytes that were written since the last call.
-        """
-        self._written += more
-        if self._written <= limit // 50:
-            return
-        self._written = 0
-        # else another does
-        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):
-            copies = []
-            for file in self.folder.glob("*/*"):
-                with suppress(OSError):
-                    status = file.stat()
-                    copies.append((status.st_mtime, status.st_size, file))
-            total = sum(size for _, size, _ in copies)
-            for _, size, file in sorted(copies):
-                if total <= limit * 9 // 10:
-                    break
-                file.unlink(missing_ok=True)
-                total -= size
+    return tried(attempt, f"{url} can't be written")
 
 
 class Ranged:
-    """The files below a URL, read by ranges through cached blocks, which are small where not all can be kept.
+    """The files below a URL, read by ranges through blocks on the local disk that all processes of a machine share.
+
+    Blocks are small where not all can be kept. Above ``limit`` those used longest ago go; a full disk keeps nothing. Each
+    ends in a checksum: what was cut or has changed is fetched again. (fsspec's own caches are bounded by age alone, and
+    each process rewrites their index without a lock.)
 
     Args:
         url: of the folder.
@@ -280,10 +313,12 @@ class Ranged:
         """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
         self.url = url
         self.sizes = sizes
+        self.limit = limit
         self.block = LARGE
         if limit is not None and sum(sizes.values()) > limit:
             self.block = SMALL
-        self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
+        self.folder = folder / f"blocks-{self.block}"
+        self._written = limit or 0  # bytes since the last eviction; the first write evicts
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """``size`` bytes of a file from ``offset`` on, through the local cache of blocks.
@@ -294,33 +329,71 @@ class Ranged:
         """
         first = offset // self.block
         last = (offset + size - 1) // self.block
-        blocks = []
-        for number in range(first, last + 1):
-            start = number * self.block
-            end = min(start + self.block, self.sizes[name])
-            count = end - start
-            fetch = partial(range_of, f"{self.url}/{name}", start, end, count)
-            block = self.cache.get(f"{name}/{number:08d}", fetch, count)
-            blocks.append(block)
-        data = b"".join(blocks)
+        data = b"".join(self._block(name, number) for number in range(first, last + 1))
         start = offset - first * self.block
         return data[start : start + size]
 
+    def _block(self, name: str, number: int) -> bytes:
+        """A block of a file; fetched first, by one of all processes, where it is missing."""
+        start = number * self.block
+        end = min(start + self.block, self.sizes[name])
+        file = self.folder / name / f"{number:08d}"
+        with suppress(OSError):
+            return _used(file, end - start)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stripe = zlib.crc32(f"{name}/{number}".encode()) % STRIPES
+        with FileLock(self.folder / f"lock-{stripe}"):
+            with suppress(OSError):
+                return _used(file, end - start)
+            data = range_of(f"{self.url}/{name}", start, end)
+            part = file.with_suffix(f".{os.getpid()}.part")
+            try:
+                part.write_bytes(data + _sum(data))
+                part.replace(file)  # whole or not at all
+            except OSError as error:
+                with suppress(OSError):
+                    part.unlink()
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+        if self.limit is not None:
+            self._written += len(data)
+            if self._written > self.limit // 50:
+                self._written = 0
+                self._evict(self.limit * 9 // 10)
+        return data
 
-def range_of(url: str, start: int, end: int, expected: int) -> bytes:
+    def _evict(self, most: int) -> None:
+        """Deletes the blocks used longest ago, until ``most`` bytes are left. One process of the machine does it, the others
+        go on.
+        """
+        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):
+            blocks = []
+            for file in self.folder.glob("*/*"):
+                with suppress(OSError):
+                    status = file.stat()
+                    blocks.append((status.st_mtime, status.st_size, file))
+            total = sum(size for _, size, _ in blocks)
+            for _, size, file in sorted(blocks):
+                if total <= most:
+                    break
+                file.unlink(missing_ok=True)
+                total -= size
+
+
+def range_of(url: str, start: int, end: int) -> bytes:
     """The bytes ``start`` to ``end`` of a file in a store, by one request.
 
     Raises:
         FileNotFoundError: no such file.
-        OSError: it can't be fetched, or other than ``expected`` bytes come.
+        OSError: it can't be fetched, or fewer bytes come.
     """
 
     def fetch() -> bytes:
         """One try."""
         files, path = file_system(url)
         data: bytes = files.cat_file(path, start=start, end=end)
-        if len(data) != expected:
-            raise OSError(f"received {len(data)} bytes, {expected} are listed")
+        if len(data) != end - start:
+            raise OSError(f"received {len(data)} bytes, {end - start} are listed")
         return data
 
     return tried(fetch, f"{url} can't be fetched")

@@ -1,29 +1,26 @@
 """The folders of runs in an object store, and where they lie on this machine's disk."""
 
-import json
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
 
 from kd.errors import UserError
-from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
-from kd.storage.elsewhere import inside, mapping_in, mapping_of, text_in
+from kd.storage.elsewhere import text_of
 from kd.storage.objects import (
-    fetch_whole,
+    copy_of,
+    fetch,
     files_below,
     in_one_line,
     is_url,
     name_in,
-    size_in,
     small_file,
     url_of_run,
 )
-from kd.storage.shown import HIDDEN, without_secrets
 from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
@@ -31,6 +28,8 @@ RUN_FILES = ("config.yaml", "summary.json", "student.safetensors")
 """Files of which a run's folder has one at least."""
 MOST_FILES = 100_000  # of a run in a store
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
+CLAIM = ".claimed"
+"""In a run's folder in the store: the file that takes the run's name, and holds the owner (:class:`Notes`)."""
 
 
 def on_disk(place: str, key: str) -> Path:
@@ -44,10 +43,7 @@ def on_disk(place: str, key: str) -> Path:
     Raises:
         UserError: a URL that leads out of the cache. Nothing is fetched or made.
     """
-    if not is_url(place):
-        return Path(place)
-    without_user = without_secrets(place.rstrip("/")).replace(f"://{HIDDEN}@", "://")
-    return inside(cache_dir() / "runs", without_user.replace("://", "/"), key)
+    return copy_of(place, key, "runs") if is_url(place) else Path(place)
 
 
 def folder_of_recipe(runs_dir: str | Path, recipe: str) -> Path:
@@ -142,8 +138,8 @@ def folder_of_runs(place: str, command: str) -> Path:
 
 
 def url_of(folder: Path) -> str:
-    """URL of the copy of a run's folder, by the notes in the folder (:class:`Copies`); "" for a run without a copy."""
-    return Copies(folder).url
+    """URL of the copy of a run's folder, by the notes in the folder (:class:`Notes`); "" for a run without a copy."""
+    return notes_in(folder).url
 
 
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
@@ -171,6 +167,43 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         return
     if together:
         marker.unlink(missing_ok=True)
+
+
+class Notes(BaseModel):
+    """What is known of a run's copy in a store, kept in the run's folder (:data:`KEPT`)."""
+
+    model_config = ConfigDict(strict=True)
+
+    url: str = ""
+    """Of the run there; "" without a copy."""
+    owner: str = ""
+    """Names this folder in the store while its run is the one that is sent there; "" before it has sent anything."""
+    last: tuple[int, int] | None = None
+    """:func:`state_here` of the last checkpoint when it was the same there."""
+    there: str = ""
+    """Its state in the store then (:func:`~kd.storage.objects.state_of_object`)."""
+
+
+def notes_in(folder: Path, url: str = "") -> Notes:
+    """The notes in a run's folder; damaged ones, and those of another place than ``url`` (if given), count as none."""
+    try:
+        notes = Notes.model_validate_json(text_of(folder / KEPT))
+    except (OSError, ValueError):
+        notes = Notes()
+    if url not in ("", notes.url):
+        return Notes(url=url)
+    return notes
+
+
+def keep_notes(folder: Path, notes: Notes) -> None:
+    """Writes the notes into a run's folder."""
+    write_text(folder / KEPT, notes.model_dump_json())
+
+
+def state_here(file: Path) -> tuple[int, int]:
+    """Size of a file of this disk in bytes, and the time of its last change in nanoseconds; an OSError without it."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = False) -> Path:
@@ -202,102 +235,48 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
     with in_one_line(f"{key}: {url} can't be fetched"):
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
-            copies = Copies(folder, url)
-            wanted = copies.lacking(there, key, checkpoints, together)
-            needed = sum(map(size_in, wanted.values()))
-            free = shutil.disk_usage(folder).free
+            notes = notes_in(folder, url)
+            is_ours = _is_ours(there, notes)
+            if checkpoints and together:
+                for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+                    (folder / name).unlink(missing_ok=True)
+            elif checkpoints and LATEST in there and not is_ours:
+                _check_unchanged(folder, notes, key)
+            wanted = {}
+            for name, state in there.items():
+                is_hidden = name.rpartition("/")[2].startswith(".")
+                if is_hidden or (name.startswith("checkpoints/") and not checkpoints):
+                    continue
+                if together or not (is_ours and (folder / name).is_file()):
+                    wanted[name] = state
             if len(wanted) > MOST_FILES:
                 raise UserError(
                     f"{key}: {url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
                 )
-            if needed > free:
-                raise UserError(
-                    f"{key}: {url} has {needed / 1e6:,.0f} MB to fetch, {folder} has room for {free / 1e6:,.0f} MB"
-                )
-            for name, state in wanted.items():
-                file = inside(folder, name, key)
-                make_folder(file.parent)
-                fetch_whole(f"{url}/{name}", file, size_in(state))
-                copies.note(name, state)
+            fetch(url, folder, wanted, key)
+            if LATEST in wanted:
+                notes.last, notes.there = state_here(folder / LATEST), there[LATEST]
+            keep_notes(folder, notes)
     return folder
 
 
-class Copies:
-    """What is known of a run's files in a store: the state of each when it was the same as here.
-
-    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files``: the states
-    (:func:`~kd.storage.objects.state_of_object`) by name, "" while a file is sent. :func:`fetched_run` and
-    :class:`kd.storage.mirror.Mirror` write them.
+def _is_ours(there: Mapping[str, str], notes: Notes) -> bool:
+    """Whether no other machine has sent a checkpoint since this folder had the same: then all that is here is as new.
 
     Args:
-        folder: of the run here.
-        url: of the run there; what is known of another place counts for nothing. Empty: the place that is known.
+        there: states of the run's files in the store, by name.
+        notes: of the folder.
     """
+    if LATEST in there and there[LATEST] == notes.there:
+        return True
+    return CLAIM in there and small_file(f"{notes.url}/{CLAIM}").decode() == notes.owner
 
-    def __init__(self, folder: Path, url: str = "") -> None:
-        """Reads the notes in the run's folder; damaged ones count as none. Arguments as of the class."""
-        self.folder = folder
-        saved = mapping_of(folder / KEPT)
-        saved_url = text_in(saved, "url")
-        self.url = url or saved_url
-        self.there: dict[str, str] = {}
-        if self.url == saved_url:
-            files = mapping_in(saved, "files")
-            self.there = {name: state for name, state in files.items() if isinstance(state, str)}
 
-    def is_ours(self, name: str, state: str) -> bool:
-        """Whether this machine has sent the file that the store has, or was sending it when it was killed."""
-        return self.there.get(name) in ("", state)
-
-    def changed_here(self, name: str) -> bool:
-        """Whether the file was written here after the last note; False for a missing one, and without notes."""
-        file, notes = self.folder / name, self.folder / KEPT
-        if not (file.is_file() and notes.is_file()):
-            return False
-        return file.stat().st_mtime_ns > notes.stat().st_mtime_ns
-
-    def lacking(
-        self, there: Mapping[str, str], key: str, checkpoints: bool, together: bool
-    ) -> dict[str, str]:
-        """The files that are fetched, with their states there; arguments as of :func:`fetched_run`.
-
-        Args:
-            there: state of each file in the store, by name; hidden ones are never fetched.
-            key: the setting, for messages.
-            checkpoints: fetch these, too.
-            together: checkpoints that the store lacks are deleted here, files that have changed here are fetched again.
-
-        Raises:
-            UserError: the run has continued here and from another machine.
-        """
-        if together and checkpoints:
-            for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
-                (self.folder / name).unlink(missing_ok=True)
-        is_newer_here = checkpoints and not together and self.changed_here(LATEST)
-        if is_newer_here and LATEST in there and not self.is_ours(LATEST, there[LATEST]):
+def _check_unchanged(folder: Path, notes: Notes, key: str) -> None:
+    """Refuses a run that another machine has continued, where this folder has a checkpoint that was never sent."""
+    with suppress(FileNotFoundError):
+        if state_here(folder / LATEST) != notes.last:
             raise UserError(
-                f"{key}: the run has continued both in {self.folder} and, from another machine, in {self.url}; remove "
+                f"{key}: the run has continued both in {folder} and, from another machine, in {notes.url}; remove "
                 "the folder to resume from there"
             )
-        lacking = {}
-        for name, state in there.items():
-            is_hidden = name.rpartition("/")[2].startswith(".")
-            if is_hidden or (name.startswith("checkpoints/") and not checkpoints):
-                continue
-            kept = is_newer_here or self.is_ours(name, state)
-            if together:
-                kept = self.there.get(name) == state and not self.changed_here(name)
-            if not (kept and (self.folder / name).is_file()):
-                lacking[name] = state
-        return lacking
-
-    def note(self, name: str, there: str = "") -> None:
-        """The store has the same as this disk, or (without a state) this machine begins to send it; kept at once: neither a
-        newer file nor a killed upload must be taken for another machine's.
-        """
-        self.there[name] = there
-        self.save()
-
-    def save(self) -> None:
-        """Writes, in the run's folder, where its copy is and what is known of each file."""
-        write_text(self.folder / KEPT, json.dumps({"url": self.url, "files": self.there}))

@@ -23,7 +23,14 @@ from filelock import FileLock
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of, text_of
-from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
+from kd.storage.objects import (
+    Ranged,
+    file_system,
+    in_one_line,
+    is_url,
+    put_whole,
+    small_file,
+)
 from kd.storage.writing import file_for, make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature
 from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare_fingerprints, digest
@@ -395,7 +402,7 @@ def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:
                 raise UserError(
                     f"out: {missing} answers of view {view} are missing in {store.kind.place}"
                 )
-            _put(store.kind.folder / view_file(view), f"{out}/{view_file(view)}")
+            put_whole(store.kind.folder / view_file(view), f"{out}/{view_file(view)}", "out")
         files.pipe_file(f"{path}/{FINGERPRINT}", whole_fingerprint(store).encode())
     return store.disk_bytes
 
@@ -404,20 +411,6 @@ def whole_fingerprint(store: AnswerStore) -> str:
     """The text of a whole store's fingerprint: it also says how many ``views`` there are."""
     stored = json_of(text_of(store.kind.folder / FINGERPRINT))
     return json.dumps({**stored, "views": store.views}, indent=1)
-
-
-def _put(file: Path, place: str) -> None:
-    """Copies a file to a path or url and compares the size there, with retries; an OSError where the last one fails."""
-    size = file.stat().st_size
-
-    def put() -> None:
-        files, path = file_system(place, "out")
-        files.put_file(str(file), path)
-        files.invalidate_cache()
-        if files.info(path)["size"] != size:
-            raise OSError(f"{path} has not the {size} bytes that were written")
-
-    tried(put, f"{place} can't be written")
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.data.sources.places import DISK, joined, list_at, open_place, pictures_below
+from kd.data.sources.places import folder_here, joined, list_at, pictures_below
 from kd.data.sources.webdataset import braces
 from kd.errors import UserError
 
@@ -13,7 +13,7 @@ def test_a_path_below_another_one_in_its_shortest_form() -> None:
     assert joined("/data/food", "../train", "a.jpg") == str(Path("/data/food/../train/a.jpg"))
     assert joined("s3://food/lists", "../train") == "s3://food/train"
     assert joined("/lists", "s3://food/a.jpg") == "s3://food/a.jpg"
-    assert open_place("/data", "data.source.root") is DISK
+    assert folder_here("/data/", "data.source.root") == "/data"
 
 
 def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:

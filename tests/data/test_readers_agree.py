@@ -91,7 +91,6 @@ def hugging_face(root: Path, pictures: list[Picture], empty: str = "") -> Source
     datasets = pytest.importorskip("datasets")
     paths = [str(root / path) for path in write_files(root, pictures)]
     (root / "set").mkdir()
-    card = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split in dict.fromkeys(p.split for p in pictures):
         chosen = [i for i, p in enumerate(pictures) if p.split == split]
         columns = {
@@ -103,8 +102,6 @@ def hugging_face(root: Path, pictures: list[Picture], empty: str = "") -> Source
             names = sorted({p.label for p in pictures} | {empty})
             rows = rows.cast_column("label", datasets.ClassLabel(names=names))
         rows.to_parquet(str(root / "set" / f"{split}.parquet"))
-        card += [f"  - split: {split}", f"    path: {split}.parquet"]
-    (root / "set" / "README.md").write_text("\n".join([*card, "---", ""]))
     return HuggingFace(str(root / "set"))
 
 
@@ -123,7 +120,8 @@ def web_data_set(root: Path, pictures: list[Picture], empty: str = "") -> Source
                         member.size = len(content)
                         tar.addfile(member, io.BytesIO(content))
     names = sorted({p.label for p in pictures} | {empty}) if empty else None
-    return WebDataset(str(root / "shards"), label="json.label", classes=names)
+    patterns = [f"{root}/shards/{pictures[i].split}-*.tar" for i in (0, 2)]
+    return WebDataset(*patterns, label="json.label", classes=names)
 
 
 def shards(root: Path, pictures: list[Picture], empty: str = "") -> Source:
@@ -349,7 +347,7 @@ def test_the_users_folder(reader: str, tmp_path: Path, monkeypatch: pytest.Monke
     given = (given[0] if isinstance(given, list) else given).replace(str(tmp_path), "~")
     arguments = {
         "segmentation": {"class_names": ["a", "b"]},
-        "web_data_set": {"label": "json.label"},
+        "web_data_set": {"label": "json.label", "val": given.replace("/train-", "/val-")},
     }
     again = type(source)(given, **arguments.get(reader, {}))
     assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]

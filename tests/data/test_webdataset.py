@@ -116,7 +116,7 @@ def test_a_folder_of_other_splits_is_not_trained_on(tmp_path: Path, pictures: Pa
     picture = ImageFolder(str(pictures)).load("train").read(0)
     for name in ("val-0", "val-1", "test-0"):
         shard(tmp_path / f"{name}.tar", [{"a.jpg": picture, "a.cls": b"0"}])
-    message = "has shards of other splits and none of train; give a pattern"
+    message = "has shards of test, val; patterns say which are read: data.source.train="
     with pytest.raises(UserError, match=message):
         WebDataset(str(tmp_path)).load("train")
     pattern = WebDataset(str(tmp_path / "val-*.tar"))

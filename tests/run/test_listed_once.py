@@ -25,9 +25,9 @@ def test_a_command_lists_each_class_folder_once(
     counts: Counter[str] = Counter()
     list_folder = folder.pictures_below
 
-    def counted(path: str, place: Any) -> Any:
+    def counted(path: str) -> Any:
         counts[path] += 1
-        return list_folder(path, place)
+        return list_folder(path)
 
     monkeypatch.setattr(folder, "pictures_below", counted)
     recipe = write_recipe(tmp_path / "own.yaml", pictures, None, trainer__max_epochs=1)

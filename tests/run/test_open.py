@@ -129,7 +129,6 @@ def test_teachers_and_task(config: Path) -> None:
     [
         ("data.img_size=abc", "data.img_size: must be "),
         ("data.batch_size=0", "data.batch_size: must be "),
-        ("data.source.cache_gb=x", "data.source.cache_gb: must be "),
         ("data.check=foo", "data.check: must be "),
         (
             "data.source=Nope",

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 import kd
 from kd.cli import main, train_main
+from kd.errors import UserError
 from kd.storage.mirror import Mirror
 from kd.storage.objects import file_system
-from kd.storage.run_urls import Copies, fetched_run, on_disk
+from kd.storage.run_urls import CLAIM, fetched_run, keep_notes, notes_in, on_disk, state_here
 from tests._faults import Faults, before
 from tests._forks import free_port, run_ranks, start, status_of
 from tests._runs import losses
@@ -96,7 +97,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
 
 
 class Intruder(Callback):
-    """After the first epoch another machine writes the run's last checkpoint."""
+    """After the first epoch another machine begins to train the run, and writes its last checkpoint."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -108,6 +109,7 @@ class Intruder(Callback):
             files.invalidate_cache()
         if trainer.current_epoch == 0:
             time.sleep(1)  # the upload is looked at once more when it is done
+            files.pipe_file(path.replace("checkpoints/last.ckpt", CLAIM), b"another")
             files.pipe_file(path, b"another")
 
 
@@ -196,16 +198,26 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
         train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
     )
     here, last = on_disk(url, "runs_dir"), "checkpoints/last.ckpt"
-    copies = Copies(here)
+    notes = notes_in(here, url)
+    assert notes.last == state_here(here / last)
+    keep_notes(here, notes.model_copy(update={"last": None, "there": ""}))
     for _ in range(2):
-        copies.note(last)
         newer = (here / last).read_bytes()
         (here / last).write_bytes(newer)  # another time of change
         assert fetched_run(url, "resume") == here
-        assert (here / last).read_bytes() == newer and Copies(here).changed_here(last)
+        assert (here / last).read_bytes() == newer and notes_in(here).last is None
     assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
     files, path = file_system(url)
     assert files.cat_file(f"{path}/{last}") == (here / last).read_bytes()
+
+    # another machine has begun meanwhile: what is newer here is not lost silently, what was sent is replaced
+    files.pipe_file(f"{path}/{CLAIM}", b"another")
+    files.pipe_file(f"{path}/{last}", b"theirs")
+    (here / last).write_bytes(b"never sent")
+    with pytest.raises(UserError, match="resume: .*the run has continued both in"):
+        fetched_run(url, "resume")
+    keep_notes(here, notes.model_copy(update={"last": state_here(here / last), "there": ""}))
+    assert (fetched_run(url, "resume") / last).read_bytes() == b"theirs"
 
 
 def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
@@ -259,12 +271,12 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
     sent: list[str] = []
     mirror, upload = Mirror(f"{s3}/runs", "runs_dir"), Mirror._upload
 
-    def trained_on(self: Mirror, file: Path, name: str) -> None:
+    def trained_on(self: Mirror, file: Path, name: str, state: tuple[int, int]) -> str:
         sent.append(name)
         if name == "metrics.csv":
             (run / "checkpoints" / "newer").write_text("newer")
             (run / "checkpoints" / "newer").replace(run / "checkpoints" / "last.ckpt")
-        upload(self, file, name)
+        return upload(self, file, name, state)
 
     monkeypatch.setattr(Mirror, "_upload", trained_on)
     mirror.follow(run)

@@ -10,7 +10,15 @@ import pytest
 
 from kd.errors import UserError
 from kd.storage.objects import file_system
-from kd.storage.run_urls import KEPT, Copies, fetched_run, folder_of_recipe, on_disk, run_at
+from kd.storage.run_urls import (
+    KEPT,
+    Notes,
+    fetched_run,
+    folder_of_recipe,
+    notes_in,
+    on_disk,
+    run_at,
+)
 from kd.storage.weights_files import weights_file
 from scripts import house
 
@@ -74,7 +82,7 @@ def test_checkpoints_that_are_not_fetched_need_no_room(
     recipe_in_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr("kd.storage.run_urls.shutil.disk_usage", lambda path: room)
+    monkeypatch.setattr("kd.storage.objects.shutil.disk_usage", lambda path: room)
     folder = fetched_run(f"{recipe_in_store}/latest", "run", checkpoints=False)
     assert (folder / "student.safetensors").is_file()
     assert not (folder / "checkpoints").exists()
@@ -84,13 +92,9 @@ def test_checkpoints_that_are_not_fetched_need_no_room(
 
 @pytest.mark.parametrize(
     "notes",
-    ["no JSON", "[]", '{"url": 5}', '{"url": "s3://a", "files": []}', '{"url": "s3://a", "files": {"a": 5, "b": null}}'],
+    ["no JSON", "[]", '{"url": 5}', '{"url": "s3://a", "last": []}', '{"url": "s3://a", "last": [5, null]}'],
 )  # fmt: skip
 def test_damaged_notes_count_as_none(notes: str, tmp_path: Path) -> None:
     (tmp_path / KEPT).write_text(notes)
-    (tmp_path / "a").write_text("a")
-    copies = Copies(tmp_path)
-    assert copies.url in ("", "s3://a")
-    assert not copies.is_ours("a", "1-0")
-    assert "a" not in copies.there
-    copies.changed_here("a")
+    assert notes_in(tmp_path) == Notes()
+    assert notes_in(tmp_path, "s3://b") == Notes(url="s3://b")

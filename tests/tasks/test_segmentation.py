@@ -13,7 +13,7 @@ from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.scan import scan
-from kd.data.sources import SegmentationFolder, Shards
+from kd.data.sources import SegmentationFolder
 from kd.distill.inherit import inherit_together
 from kd.errors import UserError
 from kd.models import ModelSpec, build_model, preprocess_for
@@ -381,24 +381,17 @@ def test_mistakes_end_in_one_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(
-    root: Path, tmp_path: Path
+def test_views_of_the_device_learn_the_same(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Masks beside their pictures in the shards; cut, scaled and flipped where the pictures are."""
+    """Masks are cut, scaled and flipped where the pictures are; packs have none."""
     recipe = recipe_of(tmp_path, root)
-    assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'pack'}"]) == 0
-    packed, folder = Shards(str(tmp_path / "pack")), SegmentationFolder(str(root), NAMES, 9)
-    assert (packed.kind.name, packed.ignore_index) == ("masks", 9)
-    there, here = packed.load("train"), folder.load("train")
-    assert packed.classes == NAMES
-    for i in range(8):
-        assert there.read(i) == here.read(i)
-        assert torch.equal(torch.as_tensor(there.target(i)), torch.as_tensor(here.target(i)))
+    folder = SegmentationFolder(str(root), NAMES, 9)
     augment = Augment(scale=0.3, color_jitter=0.4)
     found = []
-    for source, engine in ((folder, "torch"), (packed, "device")):
+    for engine in ("torch", "device"):
         data = DistillationDataModule(
-            source, img_size=(24, 32), batch_size=4, num_workers=0, engine=engine, augment=augment
+            folder, img_size=(24, 32), batch_size=4, num_workers=0, engine=engine, augment=augment
         )
         found.append([data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()])
     for a, b in zip(*found, strict=True):
@@ -406,16 +399,14 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(
             assert torch.equal(a[key], b[key]), key
     items = [f"recipe={recipe}", "trainer.max_epochs=1"]
     assert train_main(items) == 0
-    source = "{class_path: Shards, init_args: {root: %s}}" % (tmp_path / "pack")
-    assert train_main([*items, f"data.source={source}", "data.engine=device"]) == 0
+    assert train_main([*items, "data.engine=device"]) == 0
     one, other = (
         json.loads((f / "summary.json").read_text())["student"]["val"]
         for f in run_folders(recipe)[-2:]
     )
     assert one == other
-    assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'small'}", "short_side=15"]) == 0
-    small = Shards(str(tmp_path / "small")).load("val")
-    assert decode(small.read(0)).shape[1:] == torch.as_tensor(small.target(0)).shape[1:] == (15, 20)
+    assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'pack'}"]) == 2
+    assert "kd-pack packs pictures with one label each, not masks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["half", pytest.param("topk", marks=pytest.mark.slow)])

@@ -23,7 +23,7 @@ from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
-from kd.data.sources.places import Disk
+from kd.data.sources.places import stamp_of_file
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
@@ -644,13 +644,12 @@ def test_the_training_pictures_are_hashed_once(
 ) -> None:
     """For the check before the start is fitted, and for the cache that is opened later: each reads every file's state."""
     stamped: Counter[str] = Counter()
-    stamp = Disk.stamp
 
-    def count(disk: Disk, file: str) -> str:
+    def count(file: str) -> str:
         stamped[file] += 1
-        return stamp(disk, file)
+        return stamp_of_file(file)
 
-    monkeypatch.setattr(Disk, "stamp", count)
+    monkeypatch.setattr("kd.data.sources.files.stamp_of_file", count)
     run(recipe, *cache, "trainer.max_epochs=1")
     assert set(stamped.values()) == {1}
 

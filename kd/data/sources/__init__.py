@@ -10,7 +10,6 @@ from kd.data.sources.base import (
     Source,
     Split,
     Subset,
-    fetch,
     fingerprint,
     identity,
     labelled,
@@ -32,7 +31,7 @@ from kd.machine import cache_dir
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "class_at", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
+    "cache_dir", "class_at", "classes_below", "fingerprint", "identity", "labelled", "named",
     "pictures_below", "pictures_in_list", "printable", "said",
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The interface of a source and of its splits; how two splits differ."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from kd.data.info import Target
 from kd.data.sources.arrays import chained, targets_at
 from kd.data.sources.files import FileSplit, printable
-from kd.data.sources.places import Place, open_place
+from kd.data.sources.places import folder_here
 from kd.data.targets import Targets
 from kd.storage.objects import size_in
 
@@ -64,7 +64,7 @@ class Source:
     root = ""  # of a source that is a folder or a URL
     key = "data.source.root"  # the setting that names it; ``data.probe.root`` for the pictures of the probe
     cache_bytes: int | None = None
-    """Bytes that copies of remote files may take; None: no bound."""
+    """Bytes that copies of a remote pack's blocks may take; None: no bound."""
 
     @property
     def notes(self) -> list[str]:
@@ -80,9 +80,9 @@ class Source:
                 notes.append(line)
 
     @cached_property
-    def place(self) -> Place:
-        """Where the files below ``root`` are; a URL is listed at the first use, by each process that uses it."""
-        return open_place(self.root, self.key, self.cache_bytes)
+    def folder(self) -> str:
+        """``root`` on this disk; of a URL a copy, which the first use brings up to date (:func:`folder_here`)."""
+        return folder_here(self.root, self.key)
 
     def check_there(self) -> None:
         """Refuses what the settings name and this machine lacks, before torch is imported; here nothing. Of a source that is
@@ -169,10 +169,6 @@ class Subset(Parts):
         """The whole split, and the number of picture ``i`` there."""
         return self.split, int(self.keep[i])
 
-    def fetch(self, numbers: Iterable[int]) -> None:
-        """Brings these pictures' files to this disk, where the split reads from a store."""
-        fetch(self.split, [int(self.keep[i]) for i in numbers])
-
 
 class Joined(Parts):
     """A labelled split, and after it the pictures of an unlabelled one."""
@@ -189,31 +185,6 @@ class Joined(Parts):
         if i < self.border:
             return labelled, i
         return unlabelled, i - self.border
-
-    def fetch(self, numbers: Iterable[int]) -> None:
-        """Brings these pictures' files to this disk, of each part that reads from a store."""
-        places = [self.part(i) for i in numbers]
-        for part in self.parts:
-            fetch(part, [j for split, j in places if split is part])
-
-
-def cache_bytes_of(cache_gb: float | None) -> int | None:
-    """The setting ``cache_gb`` in bytes; None: no bound was given.
-
-    Raises:
-        ValueError: not > 0.
-    """
-    if cache_gb is not None and not cache_gb > 0:
-        raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
-    if cache_gb is None:
-        return None
-    return int(cache_gb * 1e9)
-
-
-def fetch(split: Split, numbers: Iterable[int]) -> None:
-    """Before pictures are read: brings those that lie in a store onto this disk, several at once; else does nothing."""
-    if hasattr(split, "fetch"):
-        split.fetch(numbers)
 
 
 def labelled(split: Split, label: str) -> Split:

@@ -6,8 +6,9 @@ from typing import IO, Any, TypeAlias
 
 from kd.data.info import Target
 from kd.data.sources.arrays import Column, Names, shared
-from kd.data.sources.places import DISK, Place, Store
-from kd.storage.objects import is_url
+from kd.data.sources.places import stamp_of_file
+from kd.storage.decoding import MAX_BYTES
+from kd.storage.elsewhere import open_regular
 
 PathLike: TypeAlias = str | os.PathLike[str]
 UNLABELLED = -1  # the target of a picture without a label
@@ -17,10 +18,9 @@ class FileSplit:
     """A split of picture files.
 
     Args:
-        paths: of the pictures, or URLs.
+        paths: of the pictures.
         targets: one each, in the same order.
         left_out: how many other files lie beside them, by the ending of their names; for messages.
-        place: reads the pictures named by URLs; all others are on this disk.
     """
 
     def __init__(
@@ -28,13 +28,11 @@ class FileSplit:
         paths: Iterable[PathLike],
         targets: Sequence[Any],
         left_out: dict[str, int] | None = None,
-        place: Place = DISK,
     ) -> None:
         """Stores paths and targets in arrays; the arguments are the class's."""
         self.paths = paths if isinstance(paths, Names) else Names(map(str, paths))
         self.targets = Column.of(targets)
         self.left_out = left_out or {}
-        self.place = place
 
     def share(self) -> None:
         """Moves names and targets to where all processes of a machine share them."""
@@ -42,15 +40,9 @@ class FileSplit:
         if isinstance(self.targets, Column):
             self.targets.values = shared(self.targets.values)
 
-    def at(self, file: str) -> Place:
-        """The place of one file: the split's store for a URL, else this machine's disk."""
-        if is_url(file):
-            return self.place
-        return DISK
-
     def open(self, i: int) -> IO[bytes]:
-        """Opens the picture's file for reading; an OSError says why it can't be read."""
-        return self.at(self.paths[i]).open(self.paths[i])
+        """Opens the picture's file, a regular one no larger than any picture; an OSError says why it can't be read."""
+        return open_regular(self.paths[i], MAX_BYTES)
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``.
@@ -62,29 +54,15 @@ class FileSplit:
             return file.read()
 
     def files(self, i: int) -> list[str]:
-        """Paths or URLs of all files that sample ``i`` is read from."""
+        """Paths of all files that sample ``i`` is read from."""
         return [self.paths[i]]
 
-    @property
-    def store(self) -> Store | None:
-        """The store that its URLs are in; None: all files are on this disk."""
-        if isinstance(self.place, Store):
-            return self.place
-        return None
-
-    def fetch(self, numbers: Iterable[int]) -> None:
-        """Call it before these are read: copies those of their files that are in a store onto this disk, several at once; a
-        single one is left to :meth:`open`.
-        """
-        if self.store is not None:
-            self.store.fetch(file for i in numbers for file in self.files(i))
-
     def stamp(self, i: int) -> str:
-        """Size and time of change of each of its files, one after another (:meth:`Disk.stamp`, :meth:`Store.stamp`)."""
-        return "".join(self.at(file).stamp(file) for file in self.files(i))
+        """Size and time of change of each of its files, one after another (:func:`stamp_of_file`)."""
+        return "".join(map(stamp_of_file, self.files(i)))
 
     def name(self, i: int) -> str:
-        """Path or URL of the picture's file."""
+        """Path of the picture's file."""
         return self.paths[i]
 
     def target(self, i: int) -> Target:

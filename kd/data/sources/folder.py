@@ -1,32 +1,32 @@
 """The source ``ImageFolder``: a folder with one subfolder a class."""
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column, Names
-from kd.data.sources.base import Source, cache_bytes_of
+from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.labels import check_known, doubts, in_quotes
 from kd.data.sources.manifest import words_that_read
 from kd.data.sources.places import (
-    DISK,
     IMAGE_SUFFIXES,
-    Place,
     expanded,
-    is_hidden,
+    folder_here,
+    folders_in,
+    is_picture,
     joined,
-    open_place,
     pictures_below,
 )
 from kd.data.sources.split_names import choose_split_name, split_of
 from kd.errors import UserError
-from kd.storage.objects import is_url
 
 Note = Callable[[str], None]  # takes a line for the person who reads the run
 
@@ -57,8 +57,6 @@ class ImageFolder(Source):
             name means training.
         val: name of the validation split's; default: ``val``, ``valid``, ``validation`` or ``test``, or a folder whose
             name means one of these.
-        cache_gb: of pictures by URL at most so much is kept on the local disk, of all processes together; what was used
-            longest ago goes. Default: all that were read.
     """
 
     listed_early = True
@@ -68,12 +66,10 @@ class ImageFolder(Source):
         root: str,
         train: str | None = None,
         val: str | None = None,
-        cache_gb: float | None = None,
     ) -> None:
         """Expands ``~`` in the root; the arguments are the class's. Nothing is listed yet."""
         self.root = expanded(root)
         self.folders = {"train": train, "val": val}
-        self.cache_bytes = cache_bytes_of(cache_gb)
         self._loaded: dict[str, FileSplit] = {}  # by split: each is listed once
 
     def load(self, split: str) -> FileSplit:
@@ -87,16 +83,15 @@ class ImageFolder(Source):
         if split != "train":
             self.load("train")  # names the classes
         folder = self._folder(split)
-        if not self.place.is_folder(folder):
+        if not Path(folder).is_dir():
             raise self._no_folder(split, folder)
         note = self._noted(split)
         if split != "train":
-            listed = labelled_folder(folder, self.classes, self.key, self.place, note)
+            listed = labelled_folder(folder, self.classes, self.key, note)
         else:
-            names = sorted({plain_label(name) for name in _visible(self.place, folder)})
-            if not names:
-                raise self._no_classes(folder)
-            listed = labelled_folder(folder, names, self.key, self.place, note)
+            names = sorted({plain_label(name) for name in folders_in(folder)})
+            self._check_classes(folder, names)
+            listed = labelled_folder(folder, names, self.key, note)
             # Folders without a picture are no classes: the others are numbered without them.
             used, ids = np.unique(np.asarray(listed.targets), return_inverse=True)
             self.classes = [names[i] for i in used]
@@ -116,11 +111,10 @@ class ImageFolder(Source):
             split: ``train``, ``val``, or a name from a command.
             folder: that was looked for.
         """
-        root = joined(self.root)
-        if not self.place.is_folder(root):
+        if not Path(self.folder).is_dir():
             reads = "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it"
             return UserError(f"{self.key}: folder {self.root} not found ({reads})")
-        names = ", ".join(map(printable, _visible(self.place, root))) or "no folders"
+        names = ", ".join(map(printable, folders_in(self.folder))) or "no folders"
         says = ""
         key = (
             self.key if split in self.folders else "split"
@@ -131,21 +125,31 @@ class ImageFolder(Source):
             says = f"; data.source.{split}=NAME names another"
         return UserError(f"{key}: folder {folder} not found; {self.root} has {names}{says}")
 
-    def _no_classes(self, folder: str) -> UserError:
-        """The error, for the caller to raise, of a training folder without folders; it names a table beside it."""
-        root = joined(self.root)
-        tables = [name for name in self.place.files(root) if name.lower().endswith(TABLES)]
+    def _check_classes(self, folder: str, names: Sequence[str]) -> None:
+        """Refuses a training folder without class folders, and one of a single class beside a table of pictures, whose words
+        the message has.
+
+        Args:
+            folder: of the training pictures.
+            names: of its class folders.
+        """
+        root = self.folder
+        tables = []
+        if len(names) < 2:
+            tables = [file.name for file in Path(root).iterdir() if file.suffix.lower() in TABLES]
         if tables:
             table = "train.csv" if "train.csv" in tables else min(tables)
-            folders = [folder, root, *(joined(root, name) for name in _visible(self.place, root))]
+            folders = [folder, root, *(joined(root, name) for name in folders_in(root))]
             words = words_that_read(joined(root, table), folders)
-            return UserError(
-                f"{self.key}: no class folders in {folder}, but tables in {root}: {words} reads {table}"
+            found = f"one class folder ('{printable(names[0])}')" if names else "no class folders"
+            raise UserError(
+                f"{self.key}: {found} in {folder}, but tables in {root}: {words} reads {table}"
             )
-        return UserError(
-            f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "
-            "<class>/*.jpg; recipe=foundation_vit takes pictures without labels)"
-        )
+        if not names:
+            raise UserError(
+                f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "
+                "<class>/*.jpg; recipe=foundation_vit takes pictures without labels)"
+            )
 
     # -- which folders are the splits --------------------------------------------------------------------------------
     @cached_property
@@ -155,15 +159,15 @@ class ImageFolder(Source):
         Raises:
             UserError: folders that may be splits or classes, or two that may be the same split.
         """
-        root = joined(self.root)
-        names = _visible(self.place, root)
+        root = self.folder
+        names = folders_in(root)
         named = [name for name in names if split_of(name)]
         train, val = self.folders["train"], self.folders["val"]
         if train is None and val is None:
             self._doubt(names, named)
             if not named:
                 return SplitFolders(train=".", val=None)
-        holders = [name for name in named if _visible(self.place, joined(root, name))]
+        holders = [name for name in named if folders_in(joined(root, name))]
         if train is None:
             train = self._choose(holders, "train") or self._choose(named, "train") or "train"
             train = self._inner(train)
@@ -188,12 +192,12 @@ class ImageFolder(Source):
             named: those that mean a split.
         """
         suspects: list[str] = []
-        root = joined(self.root)
+        root = self.folder
         others = [name for name in names if name not in named]
         if len(named) == 1:
             suspects = [name for name in others if self._has_pictures(joined(root, name))]
         elif not named:
-            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
+            inner = {name: tuple(folders_in(joined(root, name))) for name in others}
             for folders, count in Counter(inner.values()).items():
                 if len(folders) > 1 and 2 * count > max(2, len(others)):
                     suspects = [name for name in others if inner[name] == folders]
@@ -206,11 +210,11 @@ class ImageFolder(Source):
 
     def _choose(self, names: Sequence[str], split: str) -> str | None:
         """Which folder is ``train`` or ``val``, None for none; ``data.probe`` has no setting for them."""
-        return choose_split_name(names, split, self.key, joined(self.root), self.key == Source.key)
+        return choose_split_name(names, split, self.key, self.root, self.key == Source.key)
 
     def _has_pictures(self, folder: str) -> bool:
         """Whether pictures lie in the folder itself."""
-        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(folder))
+        return any(map(is_picture, os.listdir(folder)))  # noqa: PTH208 - of texts
 
     def _inner(self, name: str) -> str:
         """A split's folder below the root: ``name``, or ``name/inner`` where its only folder means the same split.
@@ -218,8 +222,7 @@ class ImageFolder(Source):
         ``seg_train/seg_train``, as some archives unpack.
         """
         split = split_of(name)
-        folder = joined(self.root, name)
-        folders = _visible(self.place, folder)
+        folders = folders_in(joined(self.folder, name))
         if split is None or len(folders) != 1:
             return name
         inner = folders[0]
@@ -230,29 +233,21 @@ class ImageFolder(Source):
     def _folder(self, split: str) -> str:
         """The path or URL of a split's folder, which need not exist; ``train`` and ``val`` are those of the layout, any
         other split the folder of its name, else one whose name means it.
-
-        Raises:
-            UserError: one from the settings is not below the root of a store.
         """
-        root = joined(self.root)
-        names = _visible(self.place, root)
+        names = folders_in(self.folder)
         if split in self.folders:
             name = getattr(self._layout, split) or split
         elif split in names:
             name = split
         else:
             name = choose_split_name(names, split, self.key, self.root, has_setting=False) or split
-        folder = joined(root, name)
-        is_below = f"{folder}/".startswith(f"{root}/")  # only what is below a URL is listed
-        if (is_url(self.root) or is_url(name)) and not is_below:
-            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {name}")
-        return folder
+        return joined(self.folder, name)
 
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name of ``val`` in the settings counts: :meth:`load` refuses a missing one."""
         if split == "val":
             return self._layout.val is not None
-        return self.place.is_folder(self._folder(split))
+        return Path(self._folder(split)).is_dir()
 
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
@@ -265,27 +260,19 @@ class ImageFolder(Source):
         return text
 
 
-def _visible(place: Place, folder: str) -> list[str]:
-    """The sorted names of a folder's folders that are not hidden; none of a folder that is missing."""
-    if not place.is_folder(folder):
-        return []
-    return sorted(name for name in place.folders(folder) if not is_hidden(name))
-
-
-def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
+def class_folders(path: str, key: str) -> list[str]:
     """The sorted names of the folders in ``path``, but those that programs leave behind.
 
     Args:
-        path: folder or URL.
+        path: a folder.
         key: the setting that names it, for messages.
-        place: where it is.
 
     Raises:
         UserError: no such folder, no folders in it, or a name that is not UTF-8.
     """
-    if not place.is_folder(path):
+    if not Path(path).is_dir():
         raise UserError(f"{key}: folder {path} not found")
-    names = _visible(place, path)
+    names = folders_in(path)
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
     for name in map(printable, names):
@@ -298,20 +285,19 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
 
 def classes_below(folder: str, key: str) -> list[str]:
     """The labels that the folders in ``folder``, a path or URL, stand for, sorted; errors as of :func:`class_folders`."""
-    root = joined(expanded(folder))
-    return sorted({plain_label(name) for name in class_folders(root, key, open_place(root, key))})
+    root = folder_here(expanded(folder), key)
+    return sorted({plain_label(name) for name in class_folders(root, key)})
 
 
 def labelled_folder(
-    path: str, classes: Sequence[str], key: str, place: Place = DISK, note: Note | None = None
+    path: str, classes: Sequence[str], key: str, note: Note | None = None
 ) -> FileSplit:
     """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
 
     Args:
-        path: folder or URL.
+        path: a folder.
         classes: names of the classes by id, as :func:`plain_label` writes them.
         key: the setting that names the folder, for messages.
-        place: where the folder is.
         note: takes a line about folders without a usable picture, which are left out; None: it is dropped.
 
     Raises:
@@ -325,9 +311,9 @@ def labelled_folder(
 
     def pictures() -> Iterator[str]:
         """The pictures of known classes; notes the target of each, and what else is there."""
-        for folder in class_folders(path, key, place):
+        for folder in class_folders(path, key):
             label = plain_label(folder)
-            files, other_files = pictures_below(joined(path, folder), place)
+            files, other_files = pictures_below(joined(path, folder))
             others.update(other_files)
             if label not in ids:
                 unknown.extend((file, [label]) for file in files)
@@ -345,4 +331,4 @@ def labelled_folder(
         )
     if empty and note is not None:
         note(f"{len(empty)} folder(s) without a usable picture are no classes: {in_quotes(empty)}")
-    return FileSplit(names, Column(np.asarray(targets)), dict(others), place)
+    return FileSplit(names, Column(np.asarray(targets)), dict(others))

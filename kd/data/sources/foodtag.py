@@ -76,7 +76,7 @@ class FoodTagMini(ImageFolder):
         if split != "test":
             return super().load(split)
         super().load("train")  # names the classes
-        return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
+        return labelled_folder(folder, self.classes, self.key, self._noted(split))
 
     def has(self, split: str) -> bool:
         """Whether :meth:`load` draws the split."""

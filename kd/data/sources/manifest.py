@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from kd.data.sources.arrays import Column, Names
-from kd.data.sources.base import Source, Split, cache_bytes_of
+from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
 from kd.data.sources.labels import check_known, doubts, in_order, in_quotes, labels_in
 from kd.data.sources.places import (
-    DISK,
     IMAGE_SUFFIXES,
     UNUSABLE,
-    Place,
-    Store,
     ending_of,
     expanded,
+    is_picture,
     joined,
     list_at,
+    pictures_here,
 )
 from kd.data.sources.split_names import Unfit, column_of_splits, split_in, split_of
 from kd.data.targets import LabelSets, Numbers, Targets
@@ -94,7 +93,6 @@ class Manifest(Source):
         multi_label: a picture has any number of labels: a list (of JSON or Python), or text that ``label_separator``
             parts. Rows of the same picture are joined.
         test: a list of other pictures to judge by (``kd-eval split=test``); the classes are those of the training list.
-        cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
         path_column: name of the paths' column; a number, counted from 0, where a table has no header.
         label_column: likewise of the labels' column; null: pictures without labels.
         targets: column or columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is
@@ -115,7 +113,6 @@ class Manifest(Source):
         image_dir: str | None = None,
         multi_label: bool = False,
         test: str | None = None,
-        cache_gb: float | None = None,
         path_column: int | str = "path",
         label_column: int | str | None = "label",
         delimiter: str | None = None,
@@ -141,7 +138,6 @@ class Manifest(Source):
         self.label_column = label_column
         self.split_column = split_column
         self.ending = ending
-        self.cache_bytes = cache_bytes_of(cache_gb)
         given = {"train": train, "val": val, "test": test}
         self.lists = {split: expanded(file) for split, file in given.items() if file}
         self.image_dir = expanded(image_dir) if image_dir else None
@@ -311,11 +307,9 @@ class Manifest(Source):
                 targets = self._numbers(paths, rows.cells)
             else:
                 paths, targets = self._ids(paths, rows.cells, split)
-        urls = [path for path in paths if is_url(path)]
-        place: Place = DISK  # of a store the folders of the URLs are listed; the training list names its copies
-        if urls:
-            place = Store.holding(self.lists["train"], urls, key, self.cache_bytes)
-        self._loaded[split] = FileSplit(paths, targets, rows.left_out, place)
+        if any(map(is_url, paths)):
+            paths = Names(pictures_here(paths, key))
+        self._loaded[split] = FileSplit(paths, targets, rows.left_out)
         if all(other in self._loaded for other in ("train", "val") if self.has(other)):
             self._rows.clear()  # their memory is given back
         return self._loaded[split]
@@ -412,13 +406,13 @@ class Manifest(Source):
         """The rows' paths from where they start, with the ending that those lack."""
         root = self._folder(split)
         whole = (joined(root, expanded(path)) for path in paths)
-        return Names(path if _has_ending(path) else path + self.ending for path in whole)
+        return Names(path if is_picture(path) else path + self.ending for path in whole)
 
     def check_listed(self, split: Split, name: str, key: str) -> None:
-        """Refuses a split of which no file is on this disk, by a UserError; not where its pictures have URLs."""
+        """Refuses a split of which no file is on this disk, by a UserError."""
         assert isinstance(split, FileSplit)
         first = split.paths[0]
-        if split.store is not None or any(Path(path).exists() for path in split.paths):
+        if any(Path(path).exists() for path in split.paths):
             return
         start = printable(os.path.abspath(self._folder(name)))  # noqa: PTH100 - Path has no ".."
         remedy = "data.source.image_dir=FOLDER says where they start"
@@ -448,10 +442,6 @@ def _refused(start: str) -> Iterator[None]:
     except (csv.Error, ValueError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{start} is no list of pictures ({reason})") from error
-
-
-def _has_ending(path: str) -> bool:
-    return path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def pictures_in_list(file: str, **arguments: Any) -> list[str]:

@@ -1,30 +1,24 @@
-"""Where the files of a source lie: on a disk or in an object store. Sources ask these how to list and read them."""
+"""Where the files of a source lie: on this disk, or in an object store, of which a copy is made here first."""
 
-import hashlib
 import os
 import posixpath
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cached_property, lru_cache, partial
-from io import BytesIO
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
 from kd.errors import UserError
-from kd.machine import cache_dir
-from kd.storage.decoding import MAX_BYTES
-from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
+from kd.storage.elsewhere import LARGEST_LIST, bytes_of
 from kd.storage.objects import (
-    LocalCache,
+    AT_ONCE,
+    copy_of,
+    copying,
+    fetch,
     file_system,
     files_below,
     in_one_line,
     is_url,
-    range_of,
-    size_in,
     small_file,
 )
 
@@ -46,226 +40,72 @@ JUNK = {
     "#recycle",
 }
 """Folders that programs leave behind, of which no picture is used."""
-AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
-PREFIX_END = chr(0x10FFFF)  # sorts after every other character
 
 
-class Disk:
-    """This machine's files. Folders and files are named by paths."""
-
-    def is_folder(self, folder: str) -> bool:
-        """Whether the path is a folder."""
-        return Path(folder).is_dir()
-
-    def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder, unsorted."""
-        return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-
-    def files(self, folder: str) -> list[str]:
-        """Names of all entries in a folder, its folders too, unsorted."""
-        return [entry.name for entry in os.scandir(folder)]
-
-    def below(self, folder: str) -> Iterator[str]:
-        """All files below it at any depth, in any order; hidden files, hidden folders and :data:`JUNK` are passed over.
-
-        A link to a folder elsewhere is followed once. One to a folder that is read anyway, or is above, is not.
-        """
-        root = os.path.realpath(folder)
-        followed: set[str] = set()  # real folders that links lead to
-
-        def is_walked(path: str) -> bool:
-            """Whether a folder is entered: a link only where it leads neither up nor to what is listed already."""
-            if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
-                return True
-            real = os.path.realpath(path)
-            is_within = f"{real}{os.sep}".startswith(f"{root}{os.sep}")
-            is_above = root.startswith(f"{real}{os.sep}")
-            if real in followed or is_within or is_above:
-                return False
-            followed.add(real)
-            return True
-
-        for path, folders, names in os.walk(folder, followlinks=True):
-            visible = [name for name in folders if not is_hidden(name)]
-            folders[:] = [name for name in visible if is_walked(f"{path}{os.sep}{name}")]
-            for name in names:
-                if not name.startswith("."):
-                    yield f"{path}{os.sep}{name}"
-
-    def open(self, file: str) -> IO[bytes]:
-        """Opens a regular file to read.
-
-        Raises:
-            OSError: it can't be opened, is no regular file, or is larger than any picture.
-        """
-        return open_regular(file, MAX_BYTES)
-
-    def stamp(self, file: str) -> str:
-        """Size in bytes and time of change in nanoseconds, each followed by a NUL; "" of a missing file."""
-        try:
-            stat = Path(file).stat()
-        except (OSError, ValueError):  # a missing file is named by the check that decodes it
-            return ""
-        return f"{stat.st_size}\0{stat.st_mtime_ns}\0"
+def folders_in(folder: str) -> list[str]:
+    """The sorted names of the folders in a folder, but those that programs leave behind; none of a missing folder."""
+    if not Path(folder).is_dir():
+        return []
+    return sorted(
+        entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name)
+    )
 
 
-class Store:
-    """Files in an object store, by URL, listed once; each is read whole by one request and kept on the local disk.
+def files_under(folder: str) -> Iterator[str]:
+    """All files below a folder at any depth, in any order; hidden files, hidden folders and :data:`JUNK` are passed over.
 
-    A pickled one knows the files, so that a loader's process lists nothing.
-
-    Args:
-        root: names the folder of its copies.
-        states: by the URL of each file its size, and a hash of ETag and time (``SIZE-HASH``).
-        limit: most bytes of copies, of all processes of the machine; None: all that were read.
+    A link to a folder elsewhere is followed once. One to a folder that is read anyway, or is above, is not.
     """
+    root = os.path.realpath(folder)
+    followed: set[str] = set()  # real folders that links lead to
 
-    def __init__(self, root: str, states: dict[str, str], limit: int | None) -> None:
-        """A store of these files: :meth:`of` and :meth:`holding` list them. Arguments as of the class."""
-        self.root = root
-        self.limit = limit
-        self._states = states
+    def is_walked(path: str) -> bool:
+        """Whether a folder is entered: a link only where it leads neither up nor to what is listed already."""
+        if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
+            return True
+        real = os.path.realpath(path)
+        is_within = f"{real}{os.sep}".startswith(f"{root}{os.sep}")
+        is_above = root.startswith(f"{real}{os.sep}")
+        if real in followed or is_within or is_above:
+            return False
+        followed.add(real)
+        return True
 
-    @classmethod
-    def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
-        """All files below the URL ``root``; ``limit`` as of the class.
-
-        Raises:
-            UserError: they can't be listed; the message names ``key``.
-        """
-        root = joined(root)
-        files = files_below(root, key)
-        states = {f"{root}/{name}": state for name, state in files.items()}
-        return cls(root, states, limit)
-
-    @classmethod
-    def holding(
-        cls, root: str, files: Iterable[str], key: str, limit: int | None = None
-    ) -> "Store":
-        """These files alone: their folders are listed, without what is below those; of others nothing is known.
-
-        Args:
-            root: names the folder of its copies.
-            files: URLs; one that is not there is left out, and :meth:`open` refuses it.
-            key: the setting that names them, for messages.
-            limit: as of the class.
-
-        Raises:
-            UserError: a folder can't be listed; the message names ``key``.
-        """
-        wanted = set(files)
-        folders = sorted({file.rpartition("/")[0] for file in wanted})
-        states = {}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            listings = pool.map(partial(files_below, key=key, below=False), folders)
-            for folder, listing in zip(folders, listings, strict=True):
-                for name, state in listing.items():
-                    url = f"{folder}/{name}"
-                    if url in wanted:
-                        states[url] = state
-        return cls(root, states, limit)
-
-    @cached_property
-    def _urls(self) -> list[str]:
-        """The files' URLs, sorted, to find folders in."""
-        return sorted(self._states)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_urls"}
-
-    def _in(self, folder: str) -> list[str]:
-        """The names of all files below a folder, relative to it, sorted."""
-        start = f"{folder}/"
-        first = bisect_left(self._urls, start)
-        end = bisect_left(self._urls, start + PREFIX_END)
-        return [url.removeprefix(start) for url in self._urls[first:end]]
-
-    def is_folder(self, folder: str) -> bool:
-        """Whether a file is below the URL: a store has no empty folders."""
-        return bool(self._in(folder))
-
-    def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder, from the listing."""
-        return list({name.partition("/")[0] for name in self._in(folder) if "/" in name})
-
-    def files(self, folder: str) -> list[str]:
-        """Names of the files in a folder, from the listing."""
-        return [name for name in self._in(folder) if "/" not in name]
-
-    def below(self, folder: str) -> Iterator[str]:
-        """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
-        out.
-        """
-        for name in self._in(folder):
-            if not any(map(is_hidden, name.split("/"))):
-                yield f"{folder}/{name}"
-
-    def open(self, file: str) -> IO[bytes]:
-        """A file's content, from the local copies where it is among them; else it is fetched whole by this process.
-
-        A fetched file is copied to this disk, unless that is full.
-
-        Raises:
-            FileNotFoundError: the listing does not have it.
-            OSError: larger than any picture, or it can't be fetched.
-        """
-        if file not in self._states:
-            raise FileNotFoundError(f"{file} not found")
-        size = size_in(self._states[file])
-        if size > MAX_BYTES:
-            raise OSError(f"has {size:,} bytes, more than any picture")
-        copies = self._copies()
-        name = self._copy(file)
-        fetch = partial(range_of, file, 0, size + 1, size)  # one byte more: has it grown?
-        content = copies.get(name, fetch, size) if size else b""
-        return BytesIO(content)
-
-    def _copies(self) -> LocalCache:
-        return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)
-
-    def _copy(self, file: str) -> str:
-        """Path of a listed file's copy, relative to the folder of copies; a file that has changed has another."""
-        name = _hash(f"{file}\0{self._states[file]}")
-        return f"{name[:2]}/{name[2:32]}"
-
-    def fetch(self, files: Iterable[str]) -> None:
-        """Copies these onto the disk, :data:`AT_ONCE` at a time, where two or more are missing; one is left to :meth:`open`.
-
-        What can't be fetched is skipped: :meth:`open` raises the error for it.
-        """
-        has = self._copies().has
-        listed_files = [file for file in files if file in self._states]
-        missing = [file for file in listed_files if not has(self._copy(file))]
-
-        def attempt(file: str) -> None:
-            """Copies one file, in a thread."""
-            with suppress(OSError, UserError):
-                self.open(file)
-
-        if len(missing) > 1:
-            with ThreadPoolExecutor(min(AT_ONCE, len(missing))) as pool:
-                list(pool.map(attempt, missing))
-
-    def fits(self) -> bool:
-        """Whether copies of all that was listed may be kept."""
-        return self.limit is None or sum(map(size_in, self._states.values())) <= self.limit
-
-    def stamp(self, file: str) -> str:
-        """Size, and a hash of the ETag and of the time of change, as the listing has them; "" of a file not listed."""
-        return self._states.get(file, "")
+    for path, folders, names in os.walk(folder, followlinks=True):
+        visible = [name for name in folders if not is_hidden(name)]
+        folders[:] = [name for name in visible if is_walked(f"{path}{os.sep}{name}")]
+        for name in names:
+            if not name.startswith("."):
+                yield f"{path}{os.sep}{name}"
 
 
-@lru_cache(maxsize=16)
-def _kept(folder: Path, limit: int | None) -> LocalCache:
-    return LocalCache(folder, limit)  # one a process: it counts what it writes
+def pictures_below(folder: str) -> tuple[list[str], dict[str, int]]:
+    """Paths of all pictures below a folder at any depth, sorted, and how many other files there are by ending.
+
+    Hidden files and folders, and those of :data:`JUNK`, count as neither.
+    """
+    pictures: list[str] = []
+    others: Counter[str] = Counter()
+    for file in files_under(folder):
+        if is_picture(file):
+            pictures.append(file)
+        else:
+            others[ending_of(file)] += 1
+    return sorted(pictures), dict(others)
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def stamp_of_file(file: str) -> str:
+    """Size in bytes and time of change in nanoseconds, each followed by a NUL; "" of a missing file."""
+    try:
+        stat = Path(file).stat()
+    except (OSError, ValueError):  # a missing file is named by the check that decodes it
+        return ""
+    return f"{stat.st_size}\0{stat.st_mtime_ns}\0"
 
 
-Place = Disk | Store
-DISK = Disk()
+def is_picture(file: str) -> bool:
+    """Whether a file's name ends as a picture's does."""
+    return file.lower().endswith(IMAGE_SUFFIXES)
 
 
 def is_hidden(name: str) -> bool:
@@ -281,22 +121,6 @@ def ending_of(file: str) -> str:
 def expanded(path: str) -> str:
     """A path whose ``~`` is the user's folder; a URL as it is."""
     return path if is_url(path) else os.path.expanduser(path)  # noqa: PTH111 - "." stays "."
-
-
-def open_place(root: str, key: str, limit: int | None = None) -> Place:
-    """Where the files below a folder or URL are; a URL is listed at once.
-
-    Args:
-        root: the folder or URL.
-        key: the configuration key that named it.
-        limit: most bytes of copies of files in a store; None: no bound.
-
-    Raises:
-        UserError: it can't be listed.
-    """
-    if is_url(root):
-        return Store.of(root, key, limit)
-    return DISK
 
 
 def joined(root: str, *names: str) -> str:
@@ -318,6 +142,63 @@ def joined(root: str, *names: str) -> str:
     return f"{kind}://{posixpath.normpath(path)}"
 
 
+# -- files in an object store ----------------------------------------------------------------------------------------
+def folder_here(root: str, key: str) -> str:
+    """A folder's path on this disk: of a URL a copy of its pictures, of which what is missing or has changed is fetched.
+
+    Each process of a training calls it, and lists the store; one of them fetches. What the store has no longer is
+    removed from the copy.
+
+    Args:
+        root: the folder or URL.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: nothing is below the URL, it can't be listed or fetched, or this disk has no room.
+    """
+    if not is_url(root):
+        return str(Path(root))
+    url = joined(root)
+    folder = copy_of(url, key)
+    with copying(key, url):
+        there = {name: state for name, state in files_below(url, key).items() if is_picture(name)}
+        if not there:
+            raise UserError(f"{key}: {url}: no pictures below it ({', '.join(IMAGE_SUFFIXES)})")
+        for file in filter(is_picture, files_under(str(folder))):
+            if Path(file).relative_to(folder).as_posix() not in there:
+                Path(file).unlink()
+        fetch(url, folder, there, key)
+    return str(folder)
+
+
+def pictures_here(files: Iterable[str], key: str) -> list[str]:
+    """The paths of pictures on this disk, in order: of a URL that of its copy, which is fetched as by :func:`folder_here`.
+
+    One that the store does not have has no file.
+
+    Args:
+        files: paths and URLs.
+        key: the setting that names them, for messages.
+    """
+    wanted: dict[str, list[str]] = {}  # names by the URL of their folder
+    for file in files:
+        if is_url(file):
+            folder, _, name = file.rpartition("/")
+            wanted.setdefault(folder, []).append(name)
+    copies = {url: copy_of(url, key) for url in wanted}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        listings = pool.map(partial(files_below, key=key, below=False), wanted)
+        for url, there in zip(wanted, listings, strict=True):
+            with copying(key, url):
+                listed = {name: there[name] for name in wanted[url] if name in there}
+                fetch(url, copies[url], listed, key)
+    paths = []
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        paths.append(f"{copies[folder]}/{name}" if folder in copies else file)
+    return paths
+
+
 def list_at(file: str, key: str) -> bytes:
     """The bytes of a list of pictures, a path or URL; at most :data:`LARGEST_LIST` of them. ``key`` begins messages.
 
@@ -334,18 +215,3 @@ def list_at(file: str, key: str) -> bytes:
         return bytes_of(file, LARGEST_LIST)
     except OSError as error:
         raise UserError(f"{key}: {file} can't be read: {error.strerror or error}") from error
-
-
-def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
-    """Paths (or URLs) of all pictures below a folder at any depth, sorted, and how many other files there are by ending.
-
-    Hidden files and folders, and those of :data:`JUNK`, count as neither.
-    """
-    pictures: list[str] = []
-    others: Counter[str] = Counter()
-    for file in place.below(folder):
-        if file.lower().endswith(IMAGE_SUFFIXES):
-            pictures.append(file)
-        else:
-            others[ending_of(file)] += 1
-    return sorted(pictures), dict(others)

@@ -1,8 +1,9 @@
 """The source ``SegmentationFolder``: pictures with a class for every pixel."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BytesIO
+from pathlib import Path
 from posixpath import splitext
 from typing import TYPE_CHECKING
 
@@ -10,20 +11,21 @@ import numpy as np
 from PIL.Image import Image
 
 from kd.data.sources.arrays import Names
-from kd.data.sources.base import Source, cache_bytes_of
+from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit, PathLike, said
 from kd.data.sources.places import (
-    DISK,
     IMAGE_SUFFIXES,
-    Place,
     expanded,
+    files_under,
+    folders_in,
     joined,
     pictures_below,
 )
 from kd.data.sources.split_names import choose_split_name
 from kd.data.targets import Masks
 from kd.errors import UserError
-from kd.storage.decoding import BadPicture, open_picture, orientation, upright
+from kd.storage.decoding import MAX_BYTES, BadPicture, open_picture, orientation, upright
+from kd.storage.elsewhere import open_regular
 
 if TYPE_CHECKING:
     from torchvision import tv_tensors
@@ -38,7 +40,6 @@ class MaskSplit(FileSplit):
         masks: Sequence[PathLike],
         classes: int,
         ignore: int | None,
-        place: Place = DISK,
         left_out: dict[str, int] | None = None,
     ) -> None:
         """Stores pictures and masks.
@@ -48,16 +49,15 @@ class MaskSplit(FileSplit):
             masks: of their masks, in the same order.
             classes: how many class ids a mask may hold, from 0.
             ignore: a further value that a mask may hold, of pixels that take no part; None: no such value.
-            place: reads both where they are URLs.
             left_out: how many files beside the pictures were passed over, by ending.
         """
-        super().__init__(paths, [0] * len(paths), left_out, place)
+        super().__init__(paths, [0] * len(paths), left_out)
         self.masks = Names(map(str, masks))
         self.classes = classes
         self.ignore = ignore
 
     def files(self, i: int) -> list[str]:
-        """Paths or URLs of picture and mask."""
+        """Paths of picture and mask."""
         return [self.paths[i], self.masks[i]]
 
     def read(self, i: int) -> bytes:
@@ -66,6 +66,12 @@ class MaskSplit(FileSplit):
         with suppress(BadPicture), open_picture(BytesIO(content)) as opened:  # the decoder says why
             self.check_turned(i, opened)
         return content
+
+    @contextmanager
+    def _open_mask(self, i: int) -> Iterator[Image]:
+        """The mask of picture ``i``, whose header alone is read; errors as of :meth:`open`."""
+        with open_regular(self.masks[i], MAX_BYTES) as stream, open_picture(stream) as mask:
+            yield mask
 
     def check_turned(self, i: int, picture: Image) -> None:
         """Refuses a picture that its EXIF orientation turns, where it is not known whether its mask is turned with it.
@@ -82,7 +88,7 @@ class MaskSplit(FileSplit):
         turn = orientation(picture)
         if turn == 1:
             return
-        with self.at(self.masks[i]).open(self.masks[i]) as stream, open_picture(stream) as mask:
+        with self._open_mask(i) as mask:
             turn_of_mask = orientation(mask)
             is_upright = turn >= 5 and mask.size == picture.size[::-1] != picture.size
         if turn_of_mask == turn or (turn_of_mask == 1 and is_upright):
@@ -106,7 +112,7 @@ class MaskSplit(FileSplit):
 
         file = self.masks[i]
         try:
-            with self.at(file).open(file) as stream, open_picture(stream) as opened:
+            with self._open_mask(i) as opened:
                 is_grey = opened.mode in ("L", "P", "1")
                 mask = np.array(upright(opened if is_grey else opened.convert("L")))
         except Exception as error:
@@ -142,7 +148,6 @@ class SegmentationFolder(Source):
         ignore_index: the id of pixels that take no part in losses and metrics.
         images: folder of the pictures below ``root``.
         masks: folder of the masks.
-        cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
     kind = Masks()
@@ -156,7 +161,6 @@ class SegmentationFolder(Source):
         ignore_index: int | None = None,
         images: str = "images",
         masks: str = "masks",
-        cache_gb: float | None = None,
     ) -> None:
         """Checks the arguments, which are the class's; nothing is listed yet."""
         if ignore_index is not None and not 0 <= ignore_index <= 255:
@@ -167,7 +171,6 @@ class SegmentationFolder(Source):
         self.ignore_index = ignore_index
         self.classes = list(class_names)
         self.folders = images, masks
-        self.cache_bytes = cache_bytes_of(cache_gb)
 
     def _name(self, split: str) -> str:
         """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it
@@ -176,8 +179,8 @@ class SegmentationFolder(Source):
         Raises:
             UserError: two folders could be the split.
         """
-        images = joined(self.root, self.folders[0])
-        names = sorted(self.place.folders(images)) if self.place.is_folder(images) else []
+        images = joined(self.folder, self.folders[0])
+        names = folders_in(images)
         if split in names:
             return split
         return (
@@ -190,34 +193,34 @@ class SegmentationFolder(Source):
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
         """
-        if not self.place.is_folder(joined(self.root)):
+        if not Path(self.folder).is_dir():
             raise UserError(
                 f"data.source.root: folder {self.root} not found (SegmentationFolder reads images/train, images/val, "
                 "masks/train and masks/val in it)"
             )
-        images, masks = (joined(self.root, folder, self._name(split)) for folder in self.folders)
+        images, masks = (joined(self.folder, folder, self._name(split)) for folder in self.folders)
         for folder in (images, masks):
-            if not self.place.is_folder(folder):
+            if not Path(folder).is_dir():
                 raise UserError(f"data.source.root: folder {folder} not found")
 
-        paths, left_out = pictures_below(images, self.place)
+        paths, left_out = pictures_below(images)
         if not paths:
             raise UserError(
                 f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}"
             )
         # The mask of a picture has its name.
         mask_paths = [f"{masks}{splitext(path[len(images) :])[0]}.png" for path in paths]
-        missing = sorted({*mask_paths} - {*self.place.below(masks)})
+        missing = sorted({*mask_paths} - {*files_under(masks)})
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"data.source.root: mask {missing[0]} not found{more}")
         classes = len(self.classes)
-        return MaskSplit(paths, mask_paths, classes, self.ignore_index, self.place, left_out)
+        return MaskSplit(paths, mask_paths, classes, self.ignore_index, left_out)
 
     def has(self, split: str) -> bool:
         """Whether both folders, of pictures and of masks, have the split."""
         name = self._name(split)
-        return all(self.place.is_folder(joined(self.root, folder, name)) for folder in self.folders)
+        return all(Path(self.folder, folder, name).is_dir() for folder in self.folders)
 
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""

@@ -19,11 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kd.config.kinds import problem_in
 from kd.data.info import Target
 from kd.data.sources.arrays import Column
-from kd.data.sources.base import Source, Split, cache_bytes_of
+from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
 from kd.data.sources.places import expanded
-from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.decoding import MAX_BYTES
@@ -37,8 +36,6 @@ from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_f
 
 PICTURE = np.dtype([("shard", "<i4"), ("offset", "<i8"), ("size", "<i4"), ("target", "<i4")])
 """A picture in an index: the number of its shard, its place in it in bytes, and its class id (-1 without labels)."""
-MASK = np.dtype([*PICTURE.descr, ("mask_offset", "<i8"), ("mask_size", "<i4")])
-"""Likewise with the place of its mask, in the same shard; the target is 0."""
 LARGEST_OFFSET = 2**60
 """Bytes; an index that names a larger place in a shard is refused."""
 MOST_OPEN = 64
@@ -54,10 +51,6 @@ class PackHead(BaseModel):
     """Names by class id; empty: pictures without labels."""
     shards: list[Annotated[str, Field(pattern=r"^[\w.-]+\.tar$")]]
     """Plain names of the shards' files."""
-    masks: bool
-    """Whether the pictures have masks."""
-    ignore_index: Annotated[int, Field(ge=0, le=255)] | None = None
-    """The value of a mask's pixels that take no part."""
     index: str
     """The SHA-256 of ``SPLIT.index``."""
 
@@ -75,7 +68,10 @@ class Shards(Source):
 
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
         """Expands ``~`` in the root; the arguments are the class's. No index is read yet."""
-        self.cache_bytes = cache_bytes_of(cache_gb)
+        if cache_gb is not None:
+            if not cache_gb > 0:
+                raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
+            self.cache_bytes = int(cache_gb * 1e9)
         self.root = expanded(root).rstrip("/")
         self._heads: dict[str, tuple[PackHead, str]] = {}  # content and hash by split
 
@@ -98,7 +94,7 @@ class Shards(Source):
         shard_split = ShardSplit(
             self.root, head.shards, table, table["target"], digest, self.cache_bytes
         )
-        if self.classes and not head.masks:
+        if self.classes:
             self.note(*doubts(self.classes))
             if split == "train":
                 self.note(*unused(self.classes, np.unique(table["target"]).tolist()))
@@ -115,16 +111,6 @@ class Shards(Source):
                 raise UserError(
                     f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more"
                 )
-
-    @property
-    def kind(self) -> Targets:  # type: ignore[override]
-        """Masks where the training index has them, else class ids; the first use reads the index."""
-        return Masks() if self._head("train")[0].masks else Targets()
-
-    @property
-    def ignore_index(self) -> int | None:  # type: ignore[override]
-        """The value of a mask's pixels that take no part; None without masks or such a value."""
-        return self._head("train")[0].ignore_index
 
     def _head(self, split: str) -> tuple[PackHead, str]:
         """A split's ``SPLIT.json`` (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read
@@ -144,19 +130,18 @@ class Shards(Source):
         return self._heads[split]
 
     def _table(self, split: str, head: PackHead) -> np.ndarray:
-        """A split's index, of :data:`PICTURE` or :data:`MASK`; on a disk the pages of the file, which all processes share.
+        """A split's index, of :data:`PICTURE`; on a disk the pages of the file, which all processes share.
 
         Raises:
             UserError: no such file, or not the one that was packed.
         """
-        kind = MASK if head.masks else PICTURE
         name = f"{split}.index"
         try:
             if is_url(self.root):
-                table = np.frombuffer(self._file(name), kind)
+                table = np.frombuffer(self._file(name), PICTURE)
             else:
                 with open_regular(Path(self.root, name), LARGEST_DATA) as file:
-                    table = np.memmap(file, kind, mode="r")
+                    table = np.memmap(file, PICTURE, mode="r")
             if hashlib.sha256(table.view(np.uint8).data).hexdigest() != head.index:
                 raise ValueError(f"it is not the one that {split}.json was written with")
             check_table(table, len(head.shards), len(head.classes))
@@ -194,7 +179,7 @@ def check_table(table: np.ndarray, shards: int, classes: int) -> None:
     """Refuses an index that names a place outside its shards, or an unknown class.
 
     Args:
-        table: of :data:`PICTURE` or :data:`MASK`.
+        table: of :data:`PICTURE`.
         shards: how many there are.
         classes: likewise; 0: pictures without labels.
 
@@ -209,8 +194,7 @@ def check_table(table: np.ndarray, shards: int, classes: int) -> None:
         "size": (1, MAX_BYTES),
         "target": (0, classes - 1) if classes else (UNLABELLED, UNLABELLED),
     }
-    for name in table.dtype.names or ():
-        first, last = bounds[name.removeprefix("mask_")]
+    for name, (first, last) in bounds.items():
         numbers = table[name]
         is_wrong = (numbers < first) | (numbers > last)
         if not is_wrong.any():
@@ -250,7 +234,6 @@ class ShardSplit:
         self.shards = shards
         self.samples = table[["shard", "offset", "size"]]
         self.targets = Column(targets)
-        self.masks = table[["mask_offset", "mask_size"]] if table.dtype == MASK else None
         self.check: str | None = "headers"
         self._open: dict[tuple[int, int], io.FileIO] = {}  # by process and shard, the newest last
         self._remote: Ranged | None = None
@@ -295,20 +278,8 @@ class ShardSplit:
         return data
 
     def target(self, i: int) -> Target:
-        """The class id of the picture ``i`` (-1 without a label); where the pack has masks its mask, uint8 ``(1, H, W)``.
-
-        Raises:
-            RuntimeError: the mask is damaged.
-            OSError: it can't be read.
-        """
-        if self.masks is None:
-            return self.targets[i]
-        from torchvision import tv_tensors
-
-        from kd.data.pictures import decode_grey
-
-        content = self._read(int(self.samples["shard"][i]), *self.masks[i].tolist())
-        return tv_tensors.Mask(decode_grey(content))
+        """The class id of the picture ``i``; -1 without a label."""
+        return self.targets[i]
 
     def name(self, i: int) -> str:
         """Shard and place of picture ``i``, with the index's digest: no two packs share a name."""
@@ -335,13 +306,10 @@ class ShardSplit:
         return stamps
 
     def ends(self) -> list[int]:
-        """Where the last picture or mask of this split ends in each shard, in bytes."""
+        """Where the last picture of this split ends in each shard, in bytes."""
         ends = np.zeros(len(self.shards), np.int64)
         shard = self.samples["shard"]
         picture_ends = self.samples["offset"] + self.samples["size"]
         np.maximum.at(ends, shard, picture_ends)
-        if self.masks is not None:
-            mask_ends = self.masks["mask_offset"] + self.masks["mask_size"]
-            np.maximum.at(ends, shard, mask_ends)
         numbers: list[int] = ends.tolist()
         return numbers

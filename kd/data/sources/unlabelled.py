@@ -2,14 +2,14 @@
 
 from collections import Counter
 from functools import lru_cache, partial
+from pathlib import Path
 
-from kd.data.sources.base import Source, cache_bytes_of
+from kd.data.sources.base import Source
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.folder import Note
-from kd.data.sources.places import IMAGE_SUFFIXES, expanded, open_place, pictures_below
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded, folder_here, pictures_below
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
-from kd.storage.objects import is_url
 
 
 class Pictures(Source):
@@ -19,19 +19,17 @@ class Pictures(Source):
         root: the folder, or its URL (extra ``stream``).
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
-        cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
     listed_early = True
     takes_folder = True
 
-    def __init__(self, root: str, val: str | None = None, cache_gb: float | None = None) -> None:
+    def __init__(self, root: str, val: str | None = None) -> None:
         """Stores the folders; the arguments are the class's."""
         self.folders = {
             "train": expanded(root),
             "val": expanded(val) if val else val,
         }
-        self.cache_bytes = cache_bytes_of(cache_gb)
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
@@ -46,7 +44,7 @@ class Pictures(Source):
                 f"split: a folder of pictures has the splits train and val, got '{split}'"
             )
         key = f"data.source.{'root' if split == 'train' else 'val'}"
-        return unlabelled_folder(folder, self.note, key, self.cache_bytes, split)
+        return unlabelled_folder(folder, self.note, key, split)
 
     def has(self, split: str) -> bool:
         """Whether a folder was given for the split."""
@@ -61,7 +59,6 @@ def unlabelled_folder(
     root: str,
     note: Note,
     key: str = "data.unlabeled",
-    cache_bytes: int | None = None,
     split: str = "train",
 ) -> FileSplit:
     """The pictures below a folder or URL, at any depth, sorted by path; their target is -1.
@@ -73,20 +70,15 @@ def unlabelled_folder(
         root: the folder or URL; what its own name says does not count.
         note: takes a line about the pictures that are left out.
         key: the setting that names ``root``, for messages.
-        cache_bytes: bytes that copies of remote files may take; None: no bound.
         split: ``train`` leaves out folders of validation and test pictures, ``val`` those of training pictures.
 
     Raises:
         UserError: no such folder, or no pictures of the split in it.
     """
-    root = expanded(root)
-    place = open_place(root, key, cache_bytes)
-    folder = root
-    if is_url(root):
-        folder = root.rstrip("/")
-    if not place.is_folder(folder):
+    folder = folder_here(expanded(root), key)
+    if not Path(folder).is_dir():
         raise UserError(f"{key}: folder {root} not found")
-    paths, others = pictures_below(folder, place)
+    paths, others = pictures_below(folder)
     if not paths:
         raise UserError(
             f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}"
@@ -112,7 +104,7 @@ def unlabelled_folder(
             f"{key}: {counts.total()} of {len(paths)} pictures are left out: their folders below {root} name "
             f"{others_named} ({folders})"
         )
-    return FileSplit(kept_paths, [UNLABELLED] * len(kept_paths), others, place)
+    return FileSplit(kept_paths, [UNLABELLED] * len(kept_paths), others)
 
 
 def _folder_of_other_split(path: str, split: str) -> str:

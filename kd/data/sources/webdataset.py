@@ -69,8 +69,7 @@ class WebDataset(Source):
 
     Args:
         train: the training shards: a folder of ``*.tar``, a pattern (``DIR/train-{0000..0146}.tar``, ``DIR/*.tar``), or a
-            list of these. Of a folder with shards of several splits
-            (``train-0000.tar``, ``val/0000.tar``) each split's are taken.
+            list of these.
         val: likewise; without them a part of the training pictures is held out (``data.val_fraction``).
         label: the member with the label: ``cls``, ``txt`` or ``json.FIELD``; ``none`` reads pictures alone.
         classes: names by class id, where the labels are numbers.
@@ -101,7 +100,7 @@ class WebDataset(Source):
             self._files(split)
 
     def load(self, split: str) -> "TarSplit":
-        """See :meth:`Source.load`; a split that was not given is one that the folder of the training shards has.
+        """See :meth:`Source.load`.
 
         Raises:
             UserError: no such split, or labels that are missing, unknown or not clear.
@@ -125,39 +124,25 @@ class WebDataset(Source):
         return [names.get(int(label), label) if label.isdecimal() else label for label in labels]
 
     def has(self, split: str) -> bool:
-        """Whether shards were given for the split, or the folder of the training shards has some of it."""
-        return split in self.places or bool(self._files(split))
+        """Whether shards were given for the split."""
+        return split in self.places
 
     def describe(self) -> str:
         """Where the training shards are."""
         return f"WebDataset {', '.join(self.places['train'])}"
 
     def _files(self, split: str) -> list[str]:
-        """Paths of the shards of a split; none where it was not given, and the training folder has none of it.
+        """Paths of the shards of a split that was given.
 
         Raises:
-            UserError: a place without shards, or a folder in which some names of shards mean a split and others none.
+            UserError: a split that was not given, or as of :func:`shards_at`.
         """
+        if split not in self.places:
+            raise UserError(
+                f"split: WebDataset has the splits {', '.join(self.places)}, got '{split}'"
+            )
         key = f"data.source.{split}"
-        given = self.places.get(split, [])
-        first, *others = given or self.places["train"]
-        by_split = {} if others else _by_split(Path(first))
-        if given and len(by_split) < 2:
-            return [file for place in given for file in shards_at(place, key)]
-        if len(by_split) > 1 and None in by_split:
-            raise UserError(
-                f"{key}: {first} has shards whose names mean a split beside {Path(by_split[None][0]).name}; "
-                "data.source.train=PATTERN and data.source.val=PATTERN say which are which"
-            )
-        wanted = "test" if split == "val" and "val" not in by_split else split
-        files = by_split.get(wanted, [])
-        if given and not files:
-            raise UserError(
-                f"{key}: {first} has shards of other splits and none of {split}; give a pattern of those of {split}"
-            )
-        if files:
-            self.note(f"{split}: {len(files)} shard(s) of the folder, from {Path(files[0]).name}")
-        return files
+        return [file for place in self.places[split] for file in shards_at(place, key)]
 
     def _read(self, split: str) -> dict[str, Shard]:
         """What the shards of a split hold, by path; read once.
@@ -168,8 +153,6 @@ class WebDataset(Source):
         if split not in self._shards:
             key = f"data.source.{split}"
             files = self._files(split)
-            if not files:
-                raise UserError(f"split: WebDataset has the splits train and val, got '{split}'")
             with_bar = bar(files, label=f"{split}: index of the shards", unit=" shards")
             shards = {file: index(file, self.label, key) for file in with_bar}
             if not any(shard.names for shard in shards.values()):
@@ -179,21 +162,6 @@ class WebDataset(Source):
                 )
             self._shards[split] = shards
         return self._shards[split]
-
-
-def _by_split(folder: Path) -> dict[str | None, list[str]]:
-    """The shards in a folder by the split that their names, or those of the folders in it, mean; {} of no folder."""
-    groups: dict[str | None, list[str]] = {}
-    files = sorted(folder.glob("*.tar"))
-    if not files:
-        files = sorted(folder.glob("[!.]*/*.tar"))
-    for file in files:
-        name = file.stem
-        if file.parent != folder:
-            name = file.parent.name
-        of_split = groups.setdefault(split_of(name), [])
-        of_split.append(str(file))
-    return groups
 
 
 class TarSplit(ShardSplit):
@@ -241,7 +209,7 @@ def shards_at(place: str, key: str) -> list[str]:
     :func:`~kd.storage.elsewhere.matching`.
 
     Raises:
-        UserError: none, a missing file, or a URL.
+        UserError: none, a missing file, a URL, or a folder with shards whose names mean several splits.
     """
     if is_url(place) or place.startswith("pipe:"):
         raise UserError(
@@ -249,6 +217,13 @@ def shards_at(place: str, key: str) -> list[str]:
         )
     if Path(place).is_dir():
         place = f"{glob.escape(place)}/*.tar"
+        meant = {split_of(Path(file).stem) for file in matching(place)} - {None}
+        if len(meant) > 1 or (key == "data.source.train" and meant - {"train"}):
+            names = ", ".join(sorted(map(str, meant)))
+            raise UserError(
+                f"{key}: {Path(place).parent} has shards of {names}; patterns say which are read: "
+                "data.source.train='DIR/train-*.tar' data.source.val='DIR/val-*.tar'"
+            )
     files: list[str] = []
     for name in braces(place, key):
         files += matching(name) if glob.has_magic(name) else [name]

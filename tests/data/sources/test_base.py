@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
-from kd.data.sources.base import cache_bytes_of, fingerprint, identity, split_facts
+from kd.data.sources.base import split_facts, fingerprint, identity
 from kd.data.sources.files import FileSplit
 
 
@@ -24,11 +23,3 @@ def test_the_identity_of_a_split_follows_labels_and_content_not_the_folder(tmp_p
     assert split_facts(FileSplit(here.paths, [1])).content == split_facts(here).content, (
         "whatever the labels"
     )
-
-
-@pytest.mark.parametrize("given", [0, -1])
-def test_a_bound_of_the_local_cache_is_positive(given: float) -> None:
-    assert cache_bytes_of(None) is None
-    assert cache_bytes_of(0.5) == 500_000_000
-    with pytest.raises(ValueError, match="cache_gb must be > 0"):
-        cache_bytes_of(given)

@@ -25,7 +25,6 @@ def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: P
     assert size_in(split.stamp(0)) == paths[0].stat().st_size
     assert size_in(FileSplit(["none"], [0]).stamp(0)) == 0
     assert some.stamp(0) == split.stamp(2) != split.stamp(0)
-    assert split.store is None
 
 
 def test_names_and_left_out_files_are_printable() -> None:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
+from kd.data.sources.manifest import Manifest
 from kd.data.sources.segmentation import SegmentationFolder
 from kd.data.splits import load_probe
 from kd.errors import UserError
@@ -117,6 +118,27 @@ def test_a_folder_with_a_table_names_it_with_its_keys(tmp_path: Path) -> None:
         UserError, match=rf"data.source={tmp_path}/train.csv data.source.image_dir="
     ):
         ImageFolder(str(tmp_path)).load("train")
+
+
+def test_a_table_beside_one_folder_of_pictures_names_its_words(tmp_path: Path) -> None:
+    """``images/`` is no class: the words of the message read the table."""
+    for name in ("1", "2"):
+        picture(tmp_path / "images" / f"{name}.png")
+    (tmp_path / "labels.csv").write_text("file,breed\n1.png,a\n2.png,b\n")
+    words = (
+        f"one class folder ('images') in {tmp_path}, but tables in {tmp_path}: data.source={tmp_path}/labels.csv "
+        f"data.source.image_dir={tmp_path}/images data.source.path_column=file data.source.label_column=breed reads"
+    )
+    with pytest.raises(UserError) as raised:
+        ImageFolder(str(tmp_path)).load("train")
+    assert words in str(raised.value)
+    read = Manifest(
+        f"{tmp_path}/labels.csv",
+        image_dir=f"{tmp_path}/images",
+        path_column="file",
+        label_column="breed",
+    )
+    assert read.load("train").targets == [0, 1]
 
 
 def test_validation_pictures_alone_name_the_key(tmp_path: Path) -> None:
