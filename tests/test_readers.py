@@ -78,7 +78,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.run.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},
     "kd.run.trust": {"importlib.import_module": "the gate"},
     "kd.data.pack": {"tarfile.open": WRITES, "tarfile.TarFile": "the type of a shard that is written"},
-    "kd.data.class_facts": {"csv.reader": ROWS},
+    "kd.data.class_facts": {"csv.DictReader": ROWS},
     "kd.data.sources": {"importlib.import_module": NAMES},
     "kd.data.sources.arrays": {"numpy.memmap": PAGES},
     "kd.data.sources.shards": {"numpy.memmap": PAGES},
@@ -109,9 +109,9 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
     "kd.data.sources.hugging_face": dict.fromkeys(
         ("datasets.load_dataset_builder", "datasets.get_dataset_split_names"),
-        "kd.storage.dataset_folder has checked the configuration; the format is one of kd's list",
+        "a folder's files and their reader, which kd has chosen; of the hub the format is one of kd's list",
     ),
-    "kd.storage.dataset_folder": dict.fromkeys(
+    "kd.storage.parquet_files": dict.fromkeys(
         ("pyarrow.ArrowException", "pyarrow.parquet", "pyarrow.parquet.read_metadata", "pyarrow.parquet.ParquetFile",
          "pyarrow.compute", "pyarrow.compute.binary_length", "pyarrow.compute.max"), "sizes, a schema, dictionaries of texts"
     ),
@@ -126,8 +126,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
             "huggingface_hub.constants.HF_HUB_OFFLINE",
             "huggingface_hub.get_session",
             "huggingface_hub.get_session().head",
-            "huggingface_hub.constants.HF_HOME",
-            "huggingface_hub.constants.HF_HUB_CACHE",
             "huggingface_hub.HfApi",
             "huggingface_hub.HfApi().dataset_info",
             "huggingface_hub.errors.HFValidationError",

@@ -1,7 +1,5 @@
 """The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
 
-import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,7 @@ from kd.errors import UserError
 REMEDIES = "behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
 """What helps where nothing answers."""
 FORMATS = ("arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset")
-"""Names that ``datasets`` takes for formats."""
+"""Formats of the hub's data sets that are read."""
 WAIT_S = 10.0
 """Seconds for the one attempt: with the search for the name, and with all addresses that it has."""
 
@@ -38,20 +36,19 @@ def check_dataset(path: str, key: str) -> None:
     """Checks that a data set is on this machine, or that the hub has it, before libraries that take seconds are imported.
 
     Args:
-        path: a folder, a name on the hub, or one of :data:`FORMATS`, which needs no hub.
+        path: a folder, or a name on the hub.
         key: the setting that gives it.
 
     Raises:
-        UserError: none of these, or a name that is not on this machine while the hub can't be reached. Other errors of
-            the hub are left to the library that loads the data set.
+        UserError: none of these. Where the hub can't be reached, and for other errors of it, nothing is said: the library
+            that loads the data set may have it.
     """
-    if Path(path).expanduser().exists() or path in FORMATS or _is_cached(path):
+    if Path(path).expanduser().exists():
         return
     if path.startswith((".", "/", "~")):
         raise UserError(f"{key}: folder {path} not found")
-    why = why_unreachable()
-    if why:
-        raise UserError(f"{key}: {path}: no folder of this name, and {why}; {REMEDIES}")
+    if why_unreachable():
+        return
     try:
         huggingface_hub.HfApi().dataset_info(path, timeout=WAIT_S)
     except (RepositoryNotFoundError, HFValidationError) as error:
@@ -61,23 +58,6 @@ def check_dataset(path: str, key: str) -> None:
         ) from error
     except Exception:  # loading it reports what else is wrong
         return
-
-
-def _is_cached(path: str) -> bool:
-    """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
-    given = os.environ.get("HF_DATASETS_CACHE")
-    home = Path(given or f"{constants.HF_HOME}/datasets")
-    hub = Path(constants.HF_HUB_CACHE)
-    names = [entry.name for entry in home.glob("*")]
-    for entry in hub.glob("datasets--*"):
-        name = entry.name.removeprefix("datasets--")
-        names.append(name)
-    return _letters(path) in map(_letters, names)
-
-
-def _letters(name: str) -> str:
-    """A name's letters and digits in lower case."""
-    return re.sub(r"[\W_]+", "", name.lower())
 
 
 @contextmanager

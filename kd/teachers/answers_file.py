@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kd.errors import UserError, did_you_mean, first_line, needs_extra
-from kd.storage.dataset_folder import check_parquet
 from kd.storage.elsewhere import (
     LARGEST_LIST,
     LARGEST_WEIGHTS,
@@ -18,6 +17,7 @@ from kd.storage.elsewhere import (
     lines_of,
     open_regular,
 )
+from kd.storage.parquet_files import check_parquet
 from kd.teachers.probabilities import SMALLEST
 
 LONG = ("label", "p")

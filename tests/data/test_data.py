@@ -332,17 +332,18 @@ def test_a_row_without_a_label_is_named_and_a_column_of_splits_is_not_read(tmp_p
 
 
 def test_a_folder_of_the_same_name_is_another_data_set(tmp_path: Path) -> None:
-    """``datasets`` reads the first folder's tables where a card lists the files."""
+    """``datasets`` keeps the tables that it makes of a folder."""
     datasets = pytest.importorskip("datasets")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    card = "---\nconfigs:\n- config_name: default\n  data_files: train.parquet\n---\n"
     for count in (2, 3):
         folder = tmp_path / str(count) / "set"
         folder.mkdir(parents=True)
-        (folder / "README.md").write_text(card)
         columns = {"image": [str(tmp_path / "a.png")] * count, "label": ["a", "b", "a"][:count]}
         datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
         assert len(HuggingFace(str(folder)).load("train").targets) == count
+    columns = {"image": [str(tmp_path / "a.png")] * 5, "label": ["a", "b", "a", "a", "b"]}
+    datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
+    assert len(HuggingFace(str(folder)).load("train").targets) == 5, "the file has changed"
 
 
 def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path) -> None:
@@ -351,7 +352,7 @@ def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path
     assert not source.has("other")
     with pytest.raises(
         UserError,
-        match="split: no pictures of 'other' in .*, which has the splits train, validation",
+        match="split: no pictures of 'other' in .*, which has the splits train, val",
     ):
         source.load("other")
 

@@ -1,8 +1,8 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,14 +11,24 @@ from kd.data.label_text import plain_label
 from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
 from kd.data.sources.labels import numbered
-from kd.data.sources.places import DISK, expanded
-from kd.data.sources.split_names import choose_split_name
+from kd.data.sources.places import expanded, files_under, is_picture, stamp_of_file
+from kd.data.sources.split_names import choose_split_name, split_of
 from kd.errors import UserError, first_line
-from kd.machine import cache_dir
-from kd.storage.dataset_folder import CARD, check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
-from kd.storage.elsewhere import open_regular
+from kd.storage.elsewhere import open_regular, regular, text_of
 from kd.storage.hub import FORMATS, REMEDIES, check_dataset, without_retries
+from kd.storage.parquet_files import check_parquet
+
+TABLES = {
+    ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json", ".jsonl": "json",
+}  # fmt: skip
+"""The readers of ``datasets`` for a local folder's files, by their endings; pictures have another."""
+OF_PICTURES = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
+"""Files with the columns of the pictures that lie beside them."""
+SETTINGS = {"dataset_infos.json", "dataset_info.json", "state.json"}
+"""JSON files of ``datasets`` that hold no pictures."""
+CARDS = ("README.md", ".huggingface.yaml")
+"""Files in which a data set's settings are."""
 
 
 class HubTable(Protocol):
@@ -43,10 +53,23 @@ class HubRows(NamedTuple):
     """The classes that the data set itself lists."""
 
 
+class LocalFiles(NamedTuple):
+    """The files of a local data set."""
+
+    reader: str
+    """That ``datasets`` has for them."""
+    by_split: dict[str, list[str]]
+    """Paths by split: ``train``, ``val``, ``test``."""
+    unread: int
+    """How many files name no split, where others do."""
+
+
 class HuggingFace(Source):
     """A Hugging Face data set with a picture and a label column (extra ``hf``).
 
-    Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order.
+    Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order. Of a local
+    folder the names of files and folders say which split they are (``train-00000-of-00002.parquet``, ``data/val/...``);
+    its card and other settings are not read.
 
     Args:
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
@@ -124,12 +147,13 @@ class HuggingFace(Source):
         """
         import datasets
 
-        self._check()
         where = f"{self.path} ({name})"
+        arguments = self._arguments()
         with without_retries(self.path) as unreachable:
             try:
-                builder: Any = datasets.load_dataset_builder(self.path, cache_dir=self._cache())
-                _check_format(builder)
+                builder: Any = datasets.load_dataset_builder(*arguments)
+                if self._local is None:
+                    _check_format(builder)
                 builder.download_and_prepare()
                 data = builder.as_dataset(split=name)
             # The hub, the file system and the format readers raise many kinds.
@@ -158,20 +182,6 @@ class HuggingFace(Source):
             ) from error
         return data
 
-    def _cache(self) -> str | None:
-        """A folder for the tables of a local data set with a card, of which ``datasets`` would take those of another folder
-        of its name, or of older files; None: its own.
-        """
-        folder = Path(self.path)
-        if not any((folder / name).is_file() for name in (CARD, ".huggingface.yaml")):
-            return None
-        digest = hashlib.sha256(str(folder.resolve()).encode())
-        for file in sorted(map(str, folder.rglob("*"))):
-            state = f"{file}\0{DISK.stamp(file)}"
-            digest.update(state.encode(errors="backslashreplace"))
-        name = digest.hexdigest()[:16]
-        return str(cache_dir() / "datasets" / name)
-
     def _labels(self, data: HubTable, where: str) -> tuple[list[str], list[str] | None]:
         """The label of each row, "" without one; of a column of class ids also the classes' names.
 
@@ -195,34 +205,53 @@ class HuggingFace(Source):
                 )
         return [plain_label(value) for value in values], None
 
-    def _check(self) -> None:
-        """Checks the configuration of a folder, before ``datasets`` reads it; of another path that it is no format.
+    @cached_property
+    def _local(self) -> LocalFiles | None:
+        """The files of a folder; None for a name on the hub.
 
         Raises:
-            RefusedFile: as of :func:`kd.storage.dataset_folder.check_dataset_folder`.
-            UserError: a format of ``datasets`` that may run code (``pandas``).
+            UserError: the folder has no file that is read, or one that is refused.
         """
-        from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as formats
+        if not Path(self.path).is_dir():
+            return None
+        files = local_files(self.path)
+        if files.unread:
+            self.note(f"{files.unread} file(s) that name no split are not read")
+        return files
 
-        if Path(self.path).is_dir():
-            check_dataset_folder(Path(self.path))
-        elif self.path in formats and self.path not in FORMATS:
-            raise UserError(
-                f"data.source.path: must be a folder, a name on the hub, or one of {', '.join(FORMATS)}, got '{self.path}'"
-            )
+    def _arguments(self) -> list[Any]:
+        """What ``datasets`` is given: the name on the hub, or the reader of a folder's files and these, which it would
+        search for by itself.
+        """
+        from datasets.data_files import DataFilesList
+        from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as readers
+
+        if self._local is None:
+            if self.path in readers:  # some run code, and all read the present folder
+                raise UserError(
+                    f"data.source.path: must be a folder or a name on the hub, got '{self.path}'"
+                )
+            return [self.path]
+
+        by_split = {}
+        for split, files in self._local.by_split.items():
+            stamps = [(stamp_of_file(file),) for file in files]  # another state, another table
+            by_split[split] = DataFilesList(files, stamps)
+        return [self._local.reader, None, None, by_split]
 
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:
         """Names of the data set's splits, asked for once (of the hub too); none where they can't be listed: :meth:`load`
         raises the error.
         """
+        if self._local is not None:
+            return list(self._local.by_split)
         if self._names is None:
             try:
                 import datasets
 
-                self._check()
                 with without_retries(self.path):
-                    self._names = list(datasets.get_dataset_split_names(self.path))
+                    self._names = list(datasets.get_dataset_split_names(*self._arguments()))
             except Exception:  # the hub, the file system and the format readers raise many kinds
                 self._names = []
         return self._names
@@ -233,7 +262,7 @@ class HuggingFace(Source):
         """
         given = self.given.get(split)
         if given not in (None, "auto"):
-            return given
+            return given if self._local is None else split_of(given)
         if split == "val" and given is None:
             return None
         name = choose_split_name(self._split_names(), split, "data.source", self.path)
@@ -248,6 +277,74 @@ class HuggingFace(Source):
     def describe(self) -> str:
         """The set's path."""
         return f"HuggingFace {self.path}"
+
+
+def local_files(folder: str) -> LocalFiles:
+    """The files of a local data set, of the format that most of them have; files without a split are of ``train`` where no
+    other file has one.
+
+    Raises:
+        UserError: no such file, or one that is refused (a table: :func:`~kd.storage.parquet_files.check_parquet`).
+    """
+    reader, files, beside = _files_of_a_reader(folder)
+    by_split: dict[str, list[str]] = {}
+    without = []
+    for file in files:
+        split = _split_of_file(folder, file)
+        if split is None:
+            without.append(file)
+        else:
+            by_split.setdefault(split, []).append(file)
+    if without:
+        _check_card(folder, without[0])
+    if not by_split:
+        return LocalFiles(reader, {"train": [*without, *beside]}, 0)
+    for file in beside:
+        own = _split_of_file(folder, file)
+        for split in [own] if own else by_split:
+            by_split.setdefault(split, []).append(file)
+    return LocalFiles(reader, by_split, len(without))
+
+
+def _files_of_a_reader(folder: str) -> tuple[str, list[str], list[str]]:
+    """The reader of ``datasets`` that most files of a folder need, these files, and those with the columns of pictures."""
+    by_reader: dict[str, list[str]] = {}
+    beside = []
+    for path in map(Path, sorted(files_under(folder))):
+        if path.name in SETTINGS:
+            continue
+        reader = "imagefolder" if is_picture(path.name) else TABLES.get(path.suffix)
+        if path.suffix == ".parquet":
+            check_parquet(path)
+        elif reader:
+            regular(path)
+        if path.name in OF_PICTURES:
+            beside.append(str(path))
+        elif reader:
+            by_reader.setdefault(reader, []).append(str(path))
+    if not by_reader:
+        raise UserError(
+            f"data.source.path: {folder} has no files of a data set ({', '.join(TABLES)}, pictures)"
+        )
+    reader, files = max(by_reader.items(), key=lambda item: len(item[1]))
+    return reader, files, beside if reader == "imagefolder" else []
+
+
+def _split_of_file(folder: str, file: str) -> str | None:
+    """The split that a folder below the data set's, or the file's name, means; None without one."""
+    parts = Path(file).relative_to(folder).with_suffix("").parts
+    return next(filter(None, map(split_of, parts)), None)
+
+
+def _check_card(folder: str, file: str) -> None:
+    """Refuses a folder whose card says which files are a split, for a file whose name says none."""
+    for name in CARDS:
+        card = Path(folder, name)
+        if card.is_file() and "data_files" in text_of(card, errors="replace"):
+            raise UserError(
+                f"data.source.path: {card} says which splits its files are; kd goes by their names: "
+                f"{Path(file).relative_to(folder)} must name its split (train, val, test)"
+            )
 
 
 def _check_format(builder: object) -> None:

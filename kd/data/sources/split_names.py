@@ -21,9 +21,10 @@ WORDS = {
 
 BESIDE = {
     "set", "sets", "data", "dataset", "split", "part", "folder", "dir", "seg", "images", "image", "imgs", "img",
-    "pics", "pictures", "photos",
+    "pics", "pictures", "photos", "of",
 }  # fmt: skip
-"""Words that may accompany such a word: ``seg_train``, ``Training Set``, ``images-val``. Numbers may too: train2017."""
+"""Words that may accompany such a word: ``seg_train``, ``Training Set``, ``images-val``. Numbers may too: train2017,
+train-00000-of-00002."""
 
 USUAL = ("train", "val", "valid", "validation", "test")
 """Names that are taken before any other name of the same split, in this order."""
