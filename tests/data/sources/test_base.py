@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from kd.data.sources.base import split_facts, fingerprint, identity
+from kd.data.sources.base import fingerprint, identity, split_facts
 from kd.data.sources.files import FileSplit
 
 
