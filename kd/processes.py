@@ -342,7 +342,7 @@ def _heard_by_all(group: dist.ProcessGroup, answer: bool) -> bool:
     Each process tells the one 1, 2, 4, ... ranks further what it has heard so far, so all have heard of all after
     ``ceil(log2(P))`` messages (the rounds of a dissemination barrier; Hensgen, Finkel, Manber, "Two algorithms for barrier
     synchronization", 1988). Gloo's ``all_reduce`` passes a ring of ``2 (P - 1)``, each step of which is quicker: of a few
-    processes it takes less time, of hundreds many times more (scripts/bench/scaling.py processes).
+    processes it takes less time, of hundreds many times more (scripts/bench/scaling_cpu_2026-11-29.md).
     """
     rank, processes = dist.get_rank(group), dist.get_world_size(group)
     heard = torch.tensor(int(answer), dtype=torch.uint8)

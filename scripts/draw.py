@@ -1,23 +1,14 @@
 """Draws functions at random, for fresh readers to explain: ``python scripts/draw.py --seed 52 --count 30``.
 
-Each line is ``file:line name``. Functions of more than four lines of all rooms below ``kd/`` count, each room as often as
-any other, so that a small room is read too.
+Each line is ``file:line name``. Functions of at least four lines of code of all rooms below ``kd/`` count, each room as
+often as any other, so that a small room is read too.
 """
 
 import argparse
-import ast
 import random
-from pathlib import Path
+from collections import defaultdict
 
-ROOT = Path(__file__).resolve().parent.parent
-LINES = 4
-
-
-def functions(file: Path) -> list[tuple[int, str]]:
-    """Line and name of each function of a file that has more than :data:`LINES` lines."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
-    return [(node.lineno, node.name) for node in nodes if node.end_lineno - node.lineno >= LINES]  # type: ignore[operator]
+from house import density_of, room_of, sources
 
 
 def main() -> None:
@@ -26,19 +17,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=30)
     asked = parser.parse_args()
-    rooms: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "kd").rglob("*.py")):
-        place = file.relative_to(ROOT)
-        rooms.setdefault(place.parts[1], []).extend(
-            f"{place}:{line} {name}" for line, name in functions(file)
-        )
+    rooms: dict[str, list[str]] = defaultdict(list)
+    for name, file in sources().items():
+        rooms[room_of(name)] += [f"{name}:{place}" for place in density_of(file).functions]
     drawing = random.Random(asked.seed)
     names = [room for room, places in rooms.items() if places]
-    drawn: list[str] = []
+    drawn: dict[str, None] = {}
     while len(drawn) < asked.count:
-        function = drawing.choice(rooms[drawing.choice(names)])
-        if function not in drawn:
-            drawn.append(function)
+        drawn[drawing.choice(rooms[drawing.choice(names)])] = None
     print("\n".join(drawn))
 
 

@@ -21,7 +21,7 @@ EXTRAS = ("hf", "serve", "export", "tune")
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist")
 TESTS = (
     "tests/test_stranger.py",
-    "tests/test_readers.py",
+    "tests/test_doors.py",
     "tests/test_places.py",
     "tests/storage/test_elsewhere.py",
     "tests/run/test_trust.py",

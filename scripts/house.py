@@ -14,6 +14,7 @@ import re
 import sys
 import tokenize
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -106,27 +107,17 @@ def room_of(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Modules that import each other, directly or through others, by imports at the top of a file or inside it.
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next, and the last is the first, by imports anywhere in a file; [] for none.
 
     Args:
         arrows: for each module the modules that it imports.
     """
-    reach: dict[str, set[str]] = {}
-    for start in arrows:
-        seen: set[str] = set()
-        ahead = list(arrows[start])
-        while ahead:
-            name = ahead.pop()
-            if name not in seen:
-                seen.add(name)
-                ahead += arrows.get(name, ())
-        reach[start] = seen
-    groups = {
-        frozenset({name} | {other for other in reach[name] if name in reach.get(other, ())})
-        for name in arrows
-    }
-    return sorted(sorted(group) for group in groups if len(group) > 1)
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 class Density(NamedTuple):
@@ -469,7 +460,7 @@ def measure() -> dict[str, float]:
         "files that read a kind of target outside tasks": len(files_that_read(files, KINDS)),
         "files that read a head or labels outside tasks": len(files_that_read(files, HEADS)),
         "files with private names of Lightning": len(private),
-        "circles of files": len(circles(arrows)),
+        "files in a circle": len(circle(arrows)),
         "arrows between rooms": len(between),
         **{f"AST nodes of {room}": weight_of(ROOT / room) for room in ("kd", "tests", "scripts")},
         "files": len(files),

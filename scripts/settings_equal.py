@@ -4,7 +4,6 @@
                                      [--without KEY ...]
     python scripts/settings_equal.py --save FILE.jsonl     asks the base once; --base FILE.jsonl compares with that
     python scripts/settings_equal.py --golden      writes the answers in tests/golden/{mistakes,options}.jsonl anew
-    python scripts/settings_equal.py --mistakes    CPU seconds of each usual mistake in a process of its own, and torch
 
 A case goes through one *door*: ``kd-train`` (every recipe x every overlay x :data:`WORDS`), ``kd.train``, a resumed run, a
 finished run, a launcher's job, SageMaker's container, ``kd-launch --dry-run``, ``--print_config``. Each side answers with
@@ -33,6 +32,8 @@ from functools import wraps
 from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = "fcb134fb"
@@ -67,46 +68,6 @@ seed=1.5;trainer.callbacks+=EarlyStoping;data.augment=3;students.a.optim.lr=3;op
 data.unlabeled_ratio=2;optim.warmup_epochs=9999;trainer.plugins=x;data.lr=1;model.task.class_weights=balanced
 """
 """Words that are refused, one at a time on each recipe."""
-VALUES: list[dict[str, Any]] = [
-    {}, {"optim.lr": 1e-3, "data": {"batch_size": 16}}, {"name": "007", "seed": "3"}, {"config": ["cpu", "debug"]},
-    {"model.teacher": None, "model.distill_losses": {}}, {"data.img_size": (112, 96), "optim.lr": "1e-3"},
-    {"trainer": {"callbacks": [{"class_path": "ModelSummary"}]}}, {"data.source": "ImageFolder", "data.source.root": "/x"},
-    {"students": {"a": {}}}, {"lr": 1}, {"optim": 3}, {"data.batch_size": None}, {"seed": 1.5},
-    {"config": "no"},
-]  # fmt: skip
-"""Settings of ``kd.train``."""
-HOSTS = {"hosts": ["algo-1", "algo-2"], "current_host": "algo-1", "network_interface_name": "eth0"}
-JOBS: list[dict[str, str]] = [
-    {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "0"},
-    {"TORCHELASTIC_RUN_ID": "j", "LOCAL_WORLD_SIZE": "3", "WORLD_SIZE": "4", "RANK": "0"},
-    {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-     "OMPI_COMM_WORLD_LOCAL_RANK": "0", "MASTER_ADDR": "first"},
-    {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "1", "SLURM_JOB_ID": "7"},
-    {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {"KD_DATA_NODES": "2", "RAY_AUTH_MODE": "disabled"},
-    {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "8"},
-    {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "first"},
-    {"SM_HOSTS": json.dumps(HOSTS["hosts"]), "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "8"},
-]  # fmt: skip
-"""Environments that launchers leave."""
-JOB_WORDS = ["", "trainer.devices=1", "trainer.num_nodes=3 trainer.devices=2", "config=nodes_4x8", "config=ddp_8gpu",
-             "config=remote_data", "trainer.strategy=FSDP optim.zero=true", "trainer.devices=x"]  # fmt: skip
-PARAMETERS: list[dict[str, Any]] = [
-    {"recipe": "foodtag_vit"}, {"recipe": '"foodtag_vit"', "optim.lr": "0.001", "config": '["cpu", "debug"]'},
-    {"recipe": "grocery_vit", "data.source.root": "channel:train/photos", "model.teacher.checkpoint": "channel:t/a.pth"},
-    {"recipe": "foodtag_vit", "runs_dir": "/elsewhere", "sagemaker_program": "x"}, {"recipe": "channel:train/r.yaml"},
-    {"recipe": "foodtag_vit", "data.source.root": "channel:none"}, {"recipe": "foodtag_vit", "lr": "3"},
-    {"recipe": "foodtag_vit", "optim.name": '"sgd"', "_tuning_objective_metric": "val/acc1", "data-batch": "3"},
-]  # fmt: skip
-"""Hyperparameters of SageMaker's jobs."""
-PLACES = {
-    "sagemaker": "instances=2xml.p4d.24xlarge role=arn:aws:iam::123456789012:role/r bucket=s3://bucket/x image=i",
-    "sky": "instances=2xA100:8 bucket=s3://bucket/x", "slurm": "instances=2xA100:8 sbatch.partition=p sbatch.mem=9G",
-    "torchrun": "instances=1xcpu:2", "aws": "instances=1xcpu:2",
-}  # fmt: skip
-SENT = ["", "spot=true hours=3", "data.source.root=channel:train channel.train=s3://b/t", "config=debug optim.lr=1e-4",
-        "optim.lrr=3", "hours=soon", "nodes=3", "trainer.devices=3", "config=remote_data data_instances=2xcpu:16",
-        "runs_dir=mine name=x", "image=i"]  # fmt: skip
-"""Words of ``kd-launch PLACE``."""
 MINE = """class Nets:
     def __init__(self, width: int = 3, deep: bool = False) -> None: ...
 class Listed:
@@ -159,13 +120,10 @@ def stop_at_settings() -> None:
     Run.settings = staticmethod(of_run)  # type: ignore[method-assign, assignment]
 
 
-STOPS: dict[str, Callable[[], None]] = {"base": stop_at_settings, "here": stop_at_settings}
-"""What each side's ``kd`` needs; a new engine gets a function of its own for ``here``."""
-
-
 def cases(names: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
     """All cases. ``names``: those of the ``recipes`` and ``configs``."""
     sets = [line.split() for line in WORDS.split("\n")[1:-1]]
+    more = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     recipes = [f"recipe={name}" for name in names["recipes"]]
     overlays = [[], *([f"config={name}"] for name in names["configs"])]
     for recipe, overlay, words in product(recipes, overlays, sets):
@@ -174,7 +132,7 @@ def cases(names: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
         yield {"door": "train", "words": [recipe, word]}
     for recipe in recipes:
         yield {"door": "print", "words": [recipe, "--print_config"]}
-    for recipe, values in product(names["recipes"], VALUES):
+    for recipe, values in product(names["recipes"], more["values"]):
         yield {"door": "python", "recipe": recipe, "values": values}
     for run, words in product(RUNS, sets):
         yield {"door": "resumed", "words": [f"resume=WORK/runs/{run}/000", *words]}
@@ -183,12 +141,14 @@ def cases(names: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
             "command": "predict",
             "words": [f"WORK/runs/{run}/000", "a.jpg", *words],
         }
-    for env, words in product(JOBS, JOB_WORDS):
+    for env, words in product(more["jobs"], more["job_words"]):
         yield {"door": "cluster", "words": ["recipe=foodtag_vit", *words.split()], "env": env}
-    for given, words in product(PARAMETERS, ["", "train", "optim.lr=0.5", "runs_dir=/mine"]):
+    for given, words in product(
+        more["parameters"], ["", "train", "optim.lr=0.5", "runs_dir=/mine"]
+    ):
         env = {"SAGEMAKER_BASE_DIR": "WORK/ml", "SM_HPS": json.dumps(given)}
         yield {"door": "sagemaker", "words": words.split(), "env": env}
-    for (place, own), words in product(PLACES.items(), SENT):
+    for (place, own), words in product(more["places"].items(), more["sent"]):
         line = f"{place} recipe=foodtag_vit job=j --dry-run {own} {words}"
         yield {"door": "launch", "command": "launch", "words": line.split()}
 
@@ -246,7 +206,7 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
     return {"line": "\n".join(lines), "out": out.getvalue(), "env": changed, **found}
 
 
-def serve(side: str) -> None:
+def serve() -> None:
     """Answers the cases on the standard input, a line of JSON each, in a folder of its own."""
     import kd
 
@@ -258,14 +218,14 @@ def serve(side: str) -> None:
         os.chdir(work)
         sys.path.append(work)
         prepare(Path(work))
-        STOPS[side]()
+        stop_at_settings()
         for line in sys.stdin:
             text = json.dumps(answer(json.loads(line.replace("WORK", work))), default=str)
             text = text.replace(work, "WORK").replace(os.environ["KD_ROOT"], "REPO")
             results.write(f"{text}\n")
 
 
-def answers(side: str, root: Path, asked: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def answers(root: Path, asked: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The answers of a checkout, in a process of its own."""
     env = {
         **os.environ,
@@ -274,7 +234,7 @@ def answers(side: str, root: Path, asked: list[dict[str, Any]]) -> Iterator[dict
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, __file__, "--serve", side]
+    command = [sys.executable, __file__, "--serve"]
     with tempfile.TemporaryFile("w+") as questions:
         questions.writelines(json.dumps(case) + "\n" for case in asked)
         questions.seek(0)
@@ -339,10 +299,10 @@ def compare(
     exact: bool,
     without: list[str],
 ) -> int:
-    """Asks this checkout, prints what differs and the counts of each door; returns the number of differences."""
+    """Asks this checkout, prints what differs and the counts of each door; 1 if anything does."""
     counts: dict[str, Counter[str]] = {}
     others: dict[str, list[str]] = {}
-    for case, old, new in zip(asked, old_answers, answers("here", ROOT, asked), strict=True):
+    for case, old, new in zip(asked, old_answers, answers(ROOT, asked), strict=True):
         what = difference(old, new, exact, without)
         kind = (
             "same settings"
@@ -363,7 +323,7 @@ def compare(
         print(
             f"{door:<10}{count.total():5} cases: {', '.join(f'{n} {kind}' for kind, n in sorted(count.items()))}"
         )
-    return sum(map(len, others.values()))
+    return int(bool(others))
 
 
 def known_cases(*roots: Path) -> list[dict[str, Any]]:
@@ -483,52 +443,6 @@ def write_golden() -> None:
             )
 
 
-ASKED = (
-    "import sys; from kd.cli import main; status = main(sys.argv[1], sys.argv[2:]); "
-    "print('torch' in sys.modules, status, file=sys.__stdout__)"
-)
-
-
-def mistakes() -> None:
-    """Prints of each usual mistake the CPU seconds of a process that makes it (two minutes at most), its exit status,
-    whether it imports torch, and whether its line names a setting that there is; counts those of which all is well.
-    """
-    good = 0
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        place_of_examples(Path(folder))
-        keys = answer({"words": ["recipe=r.yaml", "--keys"]})["out"]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "KD_CACHE": f"{folder}/cache"}
-        known = {"recipe", "config", "resume", *re.findall(r"^ *([\w.]+)", keys, re.MULTILINE)}
-        for row in rows("mistakes"):
-            command, *items = shlex.split(row["words"])
-            words = [
-                "timeout",
-                "120",
-                sys.executable,
-                "-c",
-                ASKED,
-                command.removeprefix("kd-"),
-                *items,
-            ]
-            before = os.times()
-            done = subprocess.run(words, env=env, capture_output=True, text=True)
-            after = os.times()
-            seconds = after[2] + after[3] - before[2] - before[3]
-            ended = re.search(r"^(True|False) (\w+)\n\Z", done.stdout, re.MULTILINE)
-            torch, status = ended.groups() if ended else ("True", "-")
-            named = re.findall(r"[a-z_]+(?:\.\w+)*", row.get("says", ""))
-            below = [word.rpartition(".")[0] for word in named]  # kwargs take names of timm's
-            has_key = not known.isdisjoint([*named, *below])
-            good += has_key and status == "2" and seconds <= 0.5
-            print(
-                f"{seconds:6.2f} s  torch {torch:<5}  status {status:>3}  key {has_key!s:<5}  {row['words']}",
-                flush=True,
-            )
-    print(
-        f"{good} of {len(rows('mistakes'))}: a line with a key that there is, status 2, in half a second of CPU"
-    )
-
-
 def main() -> int:
     """Reads the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -546,28 +460,21 @@ def main() -> int:
     parser.add_argument(
         "--without", nargs="*", default=[], metavar="KEY", help="settings that do not count"
     )
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--golden", action="store_true", help="write the golden tables anew")
-    parser.add_argument("--mistakes", action="store_true", help="what each usual mistake takes")
     given = parser.parse_args()
-    if given.golden or given.mistakes:
-        sys.path.insert(0, str(ROOT))
     if given.golden:
+        sys.path.insert(0, str(ROOT))
         write_golden()
         return 0
-    if given.mistakes:
-        mistakes()
-        return 0
     if given.serve:
-        serve(given.serve)
+        serve()
         return 0
     if given.base.endswith(".jsonl"):
         lines = Path(given.base).read_text().splitlines()
         asked, known = map(list, zip(*map(json.loads, lines), strict=True))
-        return min(
-            1,
-            compare(asked[:: given.every], iter(known[:: given.every]), given.exact, given.without),
-        )
+        some = slice(None, None, given.every)
+        return compare(asked[some], iter(known[some]), given.exact, given.without)
     with tempfile.TemporaryDirectory() as folder:
         base = checkout(given.base, Path(folder) / "base")
         doors = given.doors.split(",")
@@ -575,12 +482,12 @@ def main() -> int:
             case for case in known_cases(base, ROOT) if given.doors == "" or case["door"] in doors
         ]
         asked = asked[:: given.every]
-        old = answers("base", base, asked)
+        old = answers(base, asked)
         if given.save:
             pairs = zip(asked, old, strict=True)
             Path(given.save).write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
             return 0
-        return min(1, compare(asked, old, given.exact, given.without))
+        return compare(asked, old, given.exact, given.without)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,12 @@ def write_recipe(path: Path, data: Path, teacher: Path | None, **changes: object
     return path
 
 
+def tiny_recipe(folder: Path, **changes: object) -> Path:
+    """Pictures, a teacher and the recipe of the tiny pair, in a folder."""
+    teacher = save_teacher(folder / "teacher.safetensors", seed=1)
+    return write_recipe(folder / "tiny.yaml", draw_folder(folder / "pictures"), teacher, **changes)
+
+
 def run_cli(
     *items: str, program: str = "train", env: dict[str, str] | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:

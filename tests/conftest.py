@@ -8,10 +8,7 @@ import functools
 import gc
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +26,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-FAST = ("losses", "report", "tasks", "test_house.py", "test_readers.py", "run/test_keys.py")
+FAST = ("losses", "report", "tasks", "test_house.py", "test_doors.py", "run/test_keys.py")
 """Folders and files below ``tests/`` whose tests ``pytest -m fast`` runs: no training, no process of its own."""
 
 
@@ -157,30 +154,13 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[str]:
-    """The address of an S3 server of this machine; it takes seconds to start, and its buckets go by a request."""
+    """The address of an S3 server of this machine, whose buckets go by a request."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL, env={**os.environ, **S3_KEYS})  # fmt: skip
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.2)
-    yield f"http://127.0.0.1:{port}"
-    server.kill()
-    server.wait()
+    from tests._bucket import s3_server
 
-
-S3_KEYS = {
-    "AWS_ACCESS_KEY_ID": "a",
-    "AWS_SECRET_ACCESS_KEY": "b",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture()
@@ -188,7 +168,9 @@ def s3(_s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An empty bucket on an S3 server of this machine."""
     import s3fs
 
-    for name, value in {"AWS_ENDPOINT_URL": _s3_server, **S3_KEYS}.items():
+    from tests._bucket import KEYS
+
+    for name, value in {"AWS_ENDPOINT_URL": _s3_server, **KEYS}.items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()  # of the server of another test
     s3fs.S3FileSystem().mkdir("food")

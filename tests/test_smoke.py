@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
@@ -163,21 +162,6 @@ def test_a_recipes_warmup_is_shortened_with_the_run(
     assert told.startswith(f"optim.warmup_epochs: {line}")
 
 
-@pytest.mark.parametrize("key", ["trainer.max_epochs", "trainer.max_steps"])
-def test_a_run_without_an_epoch_or_step_is_refused(
-    key: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would make an empty run that ``latest`` points at."""
-    assert train_main([f"recipe={recipe}", f"{key}=0"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (
-        f"kd-train: {key}: must be >= 1, or -1 for no limit (trainer.fast_dev_run=true tries all parts on one "
-        "batch), got 0\n"
-    )
-    assert not run_folders(recipe)
-
-
 def test_a_folder_that_can_not_be_written_is_reported_first(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,49 +181,3 @@ def test_a_folder_that_can_not_be_written_is_reported_first(
         f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n"
     )
     assert said.out == ""
-
-
-TYPED_FIRST = [
-    (["recipe=foodtag_vit", "data.batch_size=0"], "data.batch_size: must be >= 1, got 0"),
-    (["foodtag_vit"], "did you mean 'recipe=foodtag_vit'?"),
-    (["recipe=foodtag_vit", "debug"], "did you mean 'config=debug'?"),
-    (
-        ["recipe=foodtag_vit", "data=photos"],
-        "data: got 'photos'; did you mean 'data.source=photos'?",
-    ),
-    (
-        ["recipe=foodtag_vit", "trainer.precision=fp16"],
-        "did you mean 'trainer.precision=16-mixed'?",
-    ),
-]
-
-
-@pytest.mark.parametrize(("items", "said"), TYPED_FIRST)
-def test_what_is_typed_first_is_told_in_one_line(
-    items: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([*items, *([f"runs_dir={tmp_path}"] if "=" in items[0] else [])]) == 2
-    (line,) = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-train: ")
-    ]
-    assert said in line and "KD_TRACEBACK" not in line
-
-
-@pytest.mark.parametrize("recipe", ["foodtag_vit", "foundation_vit"])
-def test_an_architecture_of_another_family_leaves_the_recipes_arguments(
-    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``patch_size`` is the ViT's that the recipe names."""
-    items = [
-        f"recipe={recipe}",
-        "config=debug",
-        "--print_config",
-        f"runs_dir={tmp_path}",
-        "model.student.kwargs.a=1",
-    ]
-    kwargs = []
-    for arch in ("vit_small_patch16_224", "resnet10t"):
-        assert train_main([*items, f"model.student.arch={arch}"]) == 0
-        kwargs.append(yaml.safe_load(capsys.readouterr().out)["model"]["student"]["kwargs"])
-    assert kwargs[1] == {"a": 1}
-    assert {"patch_size", "a"} <= kwargs[0].keys()

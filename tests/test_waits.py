@@ -475,25 +475,6 @@ def test_metrics_of_masks_are_torchmetrics_own() -> None:
     assert found["agreement"] == (prediction == decided)[valid].float().mean()
 
 
-@LATER
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_read_value_planted_in_a_loss_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the list of losses would prove nothing."""
-    module, target = with_loss(name)
-    (loss,) = module.student.objective.losses.values()
-    forward = type(loss).forward
-
-    def planted(self: nn.Module, *given: Any, **more: Any) -> Tensor:
-        value: Tensor = forward(self, *given, **more)
-        value.item()
-        return value
-
-    monkeypatch.setattr(type(loss), "forward", planted)
-    assert waits_of_third_step(module, target) != set()
-
-
 def test_a_reading_of_the_health_waits_for_one_copy() -> None:
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()

@@ -13,15 +13,13 @@
 
 ``<here>`` stands for this folder, ``<seed>`` for the seed, ``<run ARM>`` for the folder of that arm's run with the same
 seed, so an arm can begin where another ended. Seeds are outermost: drift of the machine meets all arms alike. A finished
-run is read again, one that was stopped resumes. Printed is the last epoch, nothing is selected.
+run is read again, one that was stopped resumes. Printed is the last epoch, nothing is selected. ``--set KEY=VALUE ...``: for
+all arms; ``--arm WORD ...``: those alone whose name holds one of the words; ``--runs DIR``: where they are.
 """
 
-import argparse
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from harness import HERE, options, write
-
-ROOT = HERE.parents[1]
+from harness import HERE, mean_of, options, run_kd, table, write
 
 
 @dataclass
@@ -105,10 +101,7 @@ class Comparison:
             if not (folder / "checkpoints" / "last.ckpt").is_file():
                 words = [*self.words(arm, seed), f"seed={seed}", f"name={folder.name}"]
                 words.append(f"runs_dir={self.runs}")
-            env = os.environ | {
-                "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}"
-            }  # arms may name models of this folder
-            subprocess.run([sys.executable, "-m", "kd.cli", "--trust", *words], check=True, env=env)
+            run_kd("--trust", *words)
         return json.loads(summary.read_text())
 
 
@@ -124,42 +117,34 @@ def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(values: list[float], title: str) -> str:
-    """Mean and standard deviation over the seeds."""
-    scale, digits = (100, 1) if "%" in title else (1, 3)
-    numbers = [scale * value for value in values]
-    text = f"{statistics.mean(numbers):.{digits}f}"
-    if len(numbers) > 1:
-        text += f" ± {statistics.stdev(numbers):.{digits}f}"
-    return text
+    """Mean and standard deviation over the seeds; in per cent where the column's title says so."""
+    if "%" in title:
+        return mean_of([100 * value for value in values])
+    return mean_of(values, 3)
 
 
-def row(name: str, scores: list[dict[str, float]], metrics: Mapping[str, str]) -> str:
-    """A line of the table: each metric, empty where it was not measured."""
+def row(name: str, scores: list[dict[str, float]], metrics: Mapping[str, str]) -> list[str]:
+    """Cells of a line: each metric, empty where it was not measured."""
     cells = [name]
     for metric, title in metrics.items():
         values = [score[metric] for score in scores if metric in score]
         cells.append(cell(values, title) if values else "")
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
-def table(found: dict[str, list[dict[str, Any]]], metrics: Mapping[str, str]) -> list[str]:
-    """Teachers, then a row for each arm, with minutes of the whole run and pictures a second of its steps."""
-    lines = [
-        f"| | {' | '.join(metrics.values())} | minutes | images/s |",
-        f"|---|{'---|' * (len(metrics) + 2)}",
-    ]
+def rows(found: dict[str, list[dict[str, Any]]], metrics: Mapping[str, str]) -> list[list[str]]:
+    """Teachers, then each arm, with minutes of the whole run and pictures a second of its steps."""
     teachers = {}
     for summaries in found.values():
         teacher = summaries[0].get("teacher") or {}
         if "val" in teacher:
             teachers[f"teacher {teacher['arch']}"] = teacher["val"]
-    for name, score in teachers.items():
-        lines.append(f"{row(name, [score], metrics)} | |")
+    lines = [[*row(name, [score], metrics), "", ""] for name, score in teachers.items()]
     for arm, summaries in found.items():
-        line = row(arm, [summary["student"]["val"] for summary in summaries], metrics)
+        cells = row(arm, [summary["student"]["val"] for summary in summaries], metrics)
         minutes = statistics.median(summary["wall_s"] for summary in summaries) / 60
         speed = statistics.median(summary["images_per_s"] for summary in summaries)
-        lines.append(f"{line} {minutes:.1f} | {speed:.0f} |")
+        lines.append([*cells, f"{minutes:.1f}", f"{speed:.0f}"])
     return lines
 
 
@@ -170,21 +155,12 @@ def settings_from(words: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Trains what is not there yet and writes the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("name", help="a file of arms/, or a path")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--arm", nargs="*", default=[], help="arms with one of these words alone")
-    parser.add_argument("--give", nargs="*", default=[], help="NAME=VALUE, what the file needs")
-    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, settings of all arms")
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
-    asked = options(parser)
+    asked = options(__doc__, "name", seeds=[0], arm=[], give=[], set=[], runs="runs/bench")
     file = HERE / "arms" / f"{asked.name}.yaml"
     if not file.is_file():
         file = Path(asked.name)
     more = settings_from(asked.set)
-    runs = asked.runs.resolve() / file.stem
+    runs = Path(asked.runs).resolve() / file.stem
     comparison = Comparison.read(file, settings_from(asked.give), more, runs)
     chosen = list(comparison.arms)
     if asked.arm:
@@ -200,9 +176,12 @@ def main() -> None:
         f"pictures, {first['data']['val']} of validation, batch {first['batch_size']}, {first['precision']}; last epoch, "
         f"mean ± standard deviation over the seeds. Also set: {' '.join(asked.set) or 'nothing'}.",
         "",
-        *table(found, comparison.metrics),
+        *table(
+            ["", *comparison.metrics.values(), "minutes", "images/s"],
+            rows(found, comparison.metrics),
+        ),
     ]
-    write(file.stem, asked.hardware, asked.date, comparison.title, lines, asked.write)
+    write(asked, file.stem, comparison.title, lines)
 
 
 if __name__ == "__main__":

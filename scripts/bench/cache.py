@@ -6,60 +6,24 @@
 
 The ideal is an epoch of the same run without the teacher's forward: what is reached of it is ideal / cached. With
 ``--pixels`` two arms more: views' pixels kept beside the answers, and one batch that is in memory already, which is the
-ideal then. All arms start their loader anew each epoch. Accuracy with few views is the affair of seeds.py:
-
-    python scripts/bench/arms.py teacher --set recipe=foodtag_vit trainer.max_epochs=16 \\
-        --arm v1:model.teacher.cache=on,model.teacher.cache_views=1 \\
-        --arm v4:model.teacher.cache=on,model.teacher.cache_views=4 \\
-        --arm v16:model.teacher.cache=on,model.teacher.cache_views=16
+ideal then. All arms start their loader anew each epoch.
 """
 
-import argparse
 import shutil
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning import Callback, Trainer
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.teachers.reading import Reading
-from scripts.bench.harness import Turns, options, spread, train, write
+from scripts.bench.harness import options, spread, synchronize, table, write
 
-NO_TEACHER, PIXELS, MEMORY = "no teacher (ideal)", "cached with pixels", "cached, batch in memory"
-
-
-class Modes:
-    """Switches a module between answering live, from its cache, and not at all."""
-
-    def __init__(self) -> None:
-        self.cached: Any = None
-        self.weights: dict[str, float] = {}
-        self.labels: float | None = None
-
-    def _set(self, module: Any, cached: bool, teacher: bool) -> None:
-        objective = module.student.objective
-        losses = objective.losses
-        self.cached = self.cached or next(iter(module.caches.values()))
-        self.weights = self.weights or {name: loss.weight for name, loss in losses.items()}
-        module.answer_by(self.cached if cached else module.teacher)
-        for name, loss in losses.items():
-            loss.weight = self.weights[name] if teacher else 0.0
-        if self.labels is None:
-            self.labels = objective.task_loss_weight
-        # without the teacher labels alone teach, also where the recipe has none
-        objective.task_loss_weight = self.labels if teacher else self.labels or 1.0
-
-    def live(self, module: Any) -> None:
-        """The teacher computes every answer."""
-        self._set(module, cached=False, teacher=True)
-
-    def hit(self, module: Any) -> None:
-        """Answers come from the cache, where they are."""
-        self._set(module, cached=True, teacher=True)
-
-    def ideal(self, module: Any) -> None:
-        """No answers at all: labels alone."""
-        self._set(module, cached=False, teacher=False)
+LIVE, CACHED, NO_TEACHER = "live", "cached", "no teacher (ideal)"
+PIXELS, MEMORY = "cached with pixels", "cached, batch in memory"
 
 
 class OneBatch:
@@ -85,77 +49,102 @@ class OneBatch:
         return self.made
 
 
-class Feeds(Turns):
-    """Gives each arm's epoch its own way of reading: Lightning asks for loaders before an epoch starts."""
+class Turns(Callback):
+    """Gives each epoch to the next arm in turn, and times it.
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Also chooses what the next epoch reads."""
-        super().on_train_epoch_end(trainer, pl_module)
-        data = trainer.datamodule
+    Args:
+        arms: names; each has its own answers, weights of the losses and way of reading.
+        after: epochs before the first turn, which fill the cache.
+
+    Attributes:
+        seconds: of each epoch, by arm; those before the first turn are "filling".
+    """
+
+    def __init__(self, arms: list[str], after: int) -> None:
+        self.arms, self.after = arms, after
+        self.seconds: dict[str, list[float]] = {name: [] for name in ("filling", *arms)}
+        self._start = 0.0
+
+    def arm_of(self, epoch: int) -> str:
+        """The arm whose turn an epoch is."""
+        if epoch < self.after:
+            return "filling"
+        return self.arms[(epoch - self.after) % len(self.arms)]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Notes what the recipe has."""
+        objective = pl_module.student.objective
+        self.cached = next(iter(pl_module.caches.values()))
+        self.weights = {name: loss.weight for name, loss in objective.losses.items()}
+        self.labels = objective.task_loss_weight
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Sets the arm up and starts its clock."""
+        arm = self.arm_of(trainer.current_epoch)
+        objective = pl_module.student.objective
+        pl_module.answer_by(pl_module.teacher if arm in (LIVE, NO_TEACHER) else self.cached)
+        for name, loss in objective.losses.items():
+            loss.weight = 0.0 if arm == NO_TEACHER else self.weights[name]
+        # without the teacher labels alone teach, also where the recipe has none
+        objective.task_loss_weight = (self.labels or 1.0) if arm == NO_TEACHER else self.labels
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Stops it; chooses what the next epoch reads, as Lightning asks for loaders before an epoch starts."""
+        synchronize()
+        seconds = time.perf_counter() - self._start
+        self.seconds[self.arm_of(trainer.current_epoch)].append(seconds)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self.whole = getattr(self, "whole", data.reading)
-        ways = {
-            "cached": Reading(self.whole.stores),
-            PIXELS: self.whole,
-            MEMORY: OneBatch(self.whole),
-        }
-        arm = self._arm(trainer.current_epoch + 1)
-        data.reading = self.whole if arm is None else ways.get(arm)
+        ways = {"filling": self.whole, CACHED: Reading(self.whole.stores)}
+        ways |= {PIXELS: self.whole, MEMORY: OneBatch(self.whole)}
+        data.reading = ways.get(self.arm_of(trainer.current_epoch + 1))
 
 
 def main() -> None:
     """Fills a fresh cache, then measures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe")
-    parser.add_argument("--views", type=int, default=2)
-    parser.add_argument("--topk", type=int)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pixels", action="store_true", help="keep views' pixels too")
-    parser.add_argument("--set", nargs="*", default=[])
-    asked = options(parser)
-    folder, modes = Path("runs/bench/answers"), Modes()
+    from kd.run.build import build
+    from kd.run.request import translate
+    from kd.run.run import Run
+    from kd.run.train_first import train_teacher_if_missing
+
+    asked = options(__doc__, "recipe", views=2, topk=0, rounds=5, pixels=False, set=[])
+    folder = Path("runs/bench/answers")
     shutil.rmtree(folder, ignore_errors=True)
-    items = [
-        "model.teacher.cache=on", f"model.teacher.cache_dir={folder}", f"model.teacher.cache_views={asked.views}",
-        *([f"model.teacher.cache_topk={asked.topk}"] if asked.topk else []), *asked.set,
-        f"model.teacher.cache_pixels={str(asked.pixels).lower()}", "trainer.reload_dataloaders_every_n_epochs=1",
-    ]  # fmt: skip
-    arms = {"live": modes.live, "cached": modes.hit, NO_TEACHER: modes.ideal}
+    arms = [LIVE, CACHED, NO_TEACHER]
     if asked.pixels:
-        arms |= {PIXELS: modes.hit, MEMORY: modes.hit}
-    items.append(f"trainer.max_epochs={asked.views + len(arms) * asked.rounds}")
-    turns = Feeds(arms, after=asked.views, before=modes.hit)
-    cli = train(asked.recipe, items, turns)
-    seconds = {"filling": turns.first, **turns.seconds}
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    pictures = cli.trainer.num_training_batches * cli.data.batch_size
-    report = modes.cached.report()
+        arms += [PIXELS, MEMORY]
+    items = [
+        f"recipe={asked.recipe}", "trainer.limit_val_batches=0", "trainer.enable_progress_bar=false",
+        "runs_dir=runs/bench", "model.teacher.cache=on", f"model.teacher.cache_dir={folder}",
+        f"model.teacher.cache_views={asked.views}", f"model.teacher.cache_pixels={str(asked.pixels).lower()}",
+        "trainer.reload_dataloaders_every_n_epochs=1", f"trainer.max_epochs={asked.views + len(arms) * asked.rounds}",
+        *([f"model.teacher.cache_topk={asked.topk}"] if asked.topk else []), *asked.set,
+    ]  # fmt: skip
+    run = Run.of(translate(items))
+    train_teacher_if_missing(run)
+    build(run)
+    turns = Turns(arms, asked.views)
+    run.trainer.callbacks.append(turns)
+    run.trainer.fit(run.module, datamodule=run.data)
+    median = {name: statistics.median(values) for name, values in turns.seconds.items()}
+    pictures = run.trainer.num_training_batches * run.data.batch_size
+    report = turns.cached.report()
+    rows = []
+    for name, values in turns.seconds.items():
+        rate, gain = pictures / median[name], median[LIVE] / median[name]
+        rows.append([name, spread(values), f"{rate:,.0f}", f"{gain:.2f}"])
     lines = [
-        f"{asked.recipe} {' '.join(asked.set)}: batch {cli.data.batch_size}, {pictures} pictures an epoch, "
-        f"{asked.views} view(s), {report['format']}, "
-        f"{report['disk_mb']} MB. {asked.rounds} epochs of each in turn, behind the filling.",
+        f"{asked.recipe} {' '.join(asked.set)}: batch {run.data.batch_size}, {pictures} pictures an epoch, {asked.views} "
+        f"view(s), {report['format']}, {report['disk_mb']} MB. {asked.rounds} epochs of each in turn, behind the filling.",
         "",
-        "| epoch | seconds: median (least to most) | images/s | against live |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {spread(values)} | {pictures / median[name]:,.0f} | {median['live'] / median[name]:.2f} |"
-            for name, values in seconds.items()
-        ),
+        *table(["epoch", "seconds: median (least to most)", "images/s", "against live"], rows),
         "",
-        f"Reached of an epoch without a teacher: **{median[NO_TEACHER] / median['cached']:.1%}**.",
-        *(
-            [f"Pixels, of batches in memory: **{median[MEMORY] / median[PIXELS]:.1%}**."]
-            if asked.pixels
-            else []
-        ),
+        f"Reached of an epoch without a teacher: **{median[NO_TEACHER] / median[CACHED]:.1%}**.",
     ]
-    write(
-        "cache",
-        asked.hardware,
-        asked.date,
-        "Cached answers against a live teacher",
-        lines,
-        asked.write,
-    )
+    if asked.pixels:
+        lines.append(f"Pixels, of batches in memory: **{median[MEMORY] / median[PIXELS]:.1%}**.")
+    write(asked, "cache", "Cached answers against a live teacher", lines)
 
 
 if __name__ == "__main__":

@@ -2,28 +2,18 @@
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, conv1x1
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
-class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
-
-    def __init__(self, inside: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = nn.Identity()
-        if stride > 1 or inside != width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(N, inside, H, W)`` to ``(N, width, H / stride, W / stride)``."""
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.downsample(x))
+def stage(inside: int, width: int, stride: int, blocks: int) -> nn.Sequential:
+    """Blocks of two 3 x 3 convolutions beside a shortcut; the first one strides."""
+    shortcut = None
+    if stride > 1:
+        shortcut = nn.Sequential(conv1x1(inside, width, stride), nn.BatchNorm2d(width))
+    rest = [BasicBlock(width, width) for _ in range(blocks - 1)]
+    return nn.Sequential(BasicBlock(inside, width, stride, shortcut), *rest)
 
 
 class ResNet(nn.Module):
@@ -34,17 +24,11 @@ class ResNet(nn.Module):
     def __init__(self, depth: int, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
+        blocks = (depth - 2) // 6
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
-        widths = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
-        self.layer1, self.layer2, self.layer3 = (
-            nn.Sequential(
-                *(
-                    Block(*(shape if i == 0 else (shape[1], shape[1], 1)))
-                    for i in range((depth - 2) // 6)
-                )
-            )
-            for shape in widths
-        )
+        self.layer1 = stage(16, 16, 1, blocks)
+        self.layer2 = stage(16, 32, 2, blocks)
+        self.layer3 = stage(32, 64, 2, blocks)
         self.fc = nn.Linear(64, num_classes)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):

@@ -1,67 +1,56 @@
-"""What the benchmarks share: arms measured in turn, medians with their spread, dated result files that say how."""
+"""What the benchmarks share: kd's commands as processes, calls timed in turn, tables, dated results that say how."""
 
+import argparse
+import datetime
+import io
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+import numpy as np
+from PIL import Image
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCALES = {4: 0.2, 16: 0.3, 64: 0.5}
+"""Of the noise in a drawn picture: pixels -> its share."""
 
 
-def settings() -> str:
-    """Machine and versions, in a line."""
-    import pytorch_lightning
-    import timm
-    import torch
-    import torchvision
+# -- kd in processes of its own ----------------------------------------------------------------------------------------
+def command_of(*words: str) -> list[str]:
+    """A command line of kd in this Python: ``kd WORDS``, or ``kd-train WORDS`` where they begin with no command."""
+    return [sys.executable, "-m", "kd.cli", *words]
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, no GPU"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (
-        f"{device}; {cores} core(s) given, {torch.get_num_threads()} compute thread(s); Python "
-        f"{platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}, timm "
-        f"{timm.__version__}, Lightning {pytorch_lightning.__version__}"
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's variables and ``more``; kd is the one of this checkout, and settings may name models of this folder."""
+    paths = [str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
+
+
+def run_kd(*words: str, **process: Any) -> "subprocess.CompletedProcess[str]":
+    """Runs :func:`command_of` to its end.
+
+    Args:
+        *words: of its command line.
+        **process: further arguments of :func:`subprocess.run`.
+
+    Raises:
+        SystemExit: it failed; the end of what it said, where that was captured.
+    """
+    done = subprocess.run(
+        command_of(*words), **{"cwd": ROOT, "env": environment(), "text": True, **process}
     )
-
-
-def measure(
-    arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1
-) -> dict[str, list[float]]:
-    """Seconds of each arm's call, in turn: A B A B ...; the first ``warmup`` rounds are not kept."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(warmup + rounds):
-        for name, call in arms.items():
-            start = time.perf_counter()
-            call()
-            synchronize()
-            if number >= warmup:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """``median (least to most)``."""
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
-
-
-def write(
-    theme: str, hardware: str, date: str, title: str, lines: Sequence[str], out: bool
-) -> None:
-    """Prints the result; keeps it as ``theme_hardware_date.md`` beside the scripts where ``out``."""
-    text = "\n".join(
-        [f"# {title}", "", f"{settings()}.", f"Command: `{command()}`", "", *lines, ""]
-    )
-    print(text)
-    if out:
-        (HERE / f"{theme}_{hardware}_{date}.md").write_text(text)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)}: status {done.returncode}\n{(done.stderr or '')[-2000:]}")
+    return done
 
 
 @contextmanager
@@ -73,8 +62,8 @@ def served(words: Sequence[str], **process: Any) -> Iterator[tuple["subprocess.P
         **process: further arguments of :class:`subprocess.Popen`.
     """
     server = subprocess.Popen(
-        [sys.executable, "-m", "kd.cli", "serve", *words, "port=0"],
-        cwd=HERE.parents[1],
+        command_of("serve", *words, "port=0"),
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -95,22 +84,7 @@ def served(words: Sequence[str], **process: Any) -> Iterator[tuple["subprocess.P
         server.wait()
 
 
-def command() -> str:
-    """How this script was called."""
-    return " ".join(["python", f"scripts/bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-
-
-def options(parser: Any) -> Any:
-    """Arguments that all benchmarks take."""
-    parser.add_argument("--hardware", default="cpu", help="in the result file's name")
-    parser.add_argument("--write", action="store_true", help="keep the result beside the scripts")
-    found = parser.parse_args()
-    found.date = subprocess.run(
-        ["date", "+%F"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return found
-
-
+# -- times -------------------------------------------------------------------------------------------------------------
 def synchronize() -> None:
     """Waits until a GPU has done what it was given: before a clock is stopped."""
     import torch
@@ -119,82 +93,117 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-class Turns(Callback):
-    """Gives each epoch of one training run to the next arm in turn and times it; other work may go between.
+def measure(
+    arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1, inner: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each arm's call, in turn: A B A B ...
 
     Args:
-        arms: name -> what to set up before the arm's epoch; it is given the module.
-        between: name -> an epoch of something else, run after each full turn and timed alike.
-        after: epochs that come before the first turn (warm-up, filling), given to ``before``.
-        before: set up for those.
-
-    Attributes:
-        seconds: what each epoch took, by arm.
-        cpu_seconds: what all threads of this process computed in it, in seconds of one core; other programs on the
-            machine hardly change it.
-        first: seconds of the epochs before the first turn.
+        arms: name -> what is timed.
+        rounds: turns of each.
+        warmup: turns before those, which are not kept.
+        inner: calls in a turn, between which nobody waits for a GPU.
     """
-
-    def __init__(
-        self,
-        arms: dict[str, Callable[[Any], None]],
-        between: dict[str, Callable[[int], None]] | None = None,
-        after: int = 1,
-        before: Callable[[Any], None] = lambda module: None,
-    ) -> None:
-        self.arms, self.between, self.after, self.before = arms, between or {}, after, before
-        self.seconds: dict[str, list[float]] = {name: [] for name in [*arms, *self.between]}
-        self.cpu_seconds: dict[str, list[float]] = {name: [] for name in arms}
-        self.first: list[float] = []
-        self._start = self._cpu_start = 0.0
-
-    def _arm(self, epoch: int) -> str | None:
-        return (
-            None if epoch < self.after else list(self.arms)[(epoch - self.after) % len(self.arms)]
-        )
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Sets the arm up and starts its clock."""
-        arm = self._arm(trainer.current_epoch)
-        (self.arms[arm] if arm else self.before)(pl_module)
-        self._start, self._cpu_start = time.perf_counter(), time.process_time()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Stops it; runs what goes between."""
-        synchronize()
-        seconds, arm = time.perf_counter() - self._start, self._arm(trainer.current_epoch)
-        (self.seconds[arm] if arm else self.first).append(seconds)
-        if arm:
-            self.cpu_seconds[arm].append(time.process_time() - self._cpu_start)
-        for name, epoch in self.between.items():
-            start = time.perf_counter()
-            epoch(trainer.current_epoch)
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(warmup + rounds):
+        for name, call in arms.items():
             synchronize()
-            if arm:
-                self.seconds[name].append(time.perf_counter() - start)
+            start = time.perf_counter()
+            for _ in range(inner):
+                call()
+            synchronize()
+            if number >= warmup:
+                times[name].append((time.perf_counter() - start) / inner)
+    return times
 
 
-def train(
-    recipe: str,
-    items: Sequence[str],
-    turns: Turns,
-    prepare: Callable[[Any], None] = lambda run: None,
-) -> Any:
-    """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns the run."""
-    from kd.run.build import build
-    from kd.run.request import translate
-    from kd.run.run import Run
-    from kd.run.train_first import train_teacher_if_missing
+# -- results -----------------------------------------------------------------------------------------------------------
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """``median (least to most)``."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
-    quiet = [
-        "trainer.limit_val_batches=0",
-        "trainer.enable_progress_bar=false",
-        "runs_dir=runs/bench",
-    ]
-    run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
-    train_teacher_if_missing(run)
-    build(run)
-    run.trainer.callbacks.append(turns)
-    prepare(run)
-    run.trainer.fit(run.module, datamodule=run.data)
-    return run
+
+def mean_of(values: Sequence[float], digits: int = 1) -> str:
+    """Mean over some seeds, with the standard deviation of one."""
+    text = f"{statistics.mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.{digits}f}"
+    return text
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return lines
+
+
+def settings() -> str:
+    """Machine and versions, in a line."""
+    import pytorch_lightning
+    import timm
+    import torch
+    import torchvision
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, no GPU"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{device}; {cores} core(s) given, {torch.get_num_threads()} compute thread(s); Python "
+        f"{platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}, timm "
+        f"{timm.__version__}, Lightning {pytorch_lightning.__version__}"
+    )
+
+
+def options(doc: str | None, *words: str, **defaults: Any) -> argparse.Namespace:
+    """The command line of a benchmark, with ``--hardware`` (in the result's name) and ``--write`` (keeps the result).
+
+    Args:
+        doc: the module's docstring, which explains its options; ``--help`` prints it.
+        *words: names of what is given without an option; one that ends in ``...`` takes several words.
+        **defaults: of each option by its name. ``False``: it is a switch; a list: it takes several values; a type: it must
+            be given; None: a text, which may be left out; any other value: one of its type.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in words:
+        parser.add_argument(name.removesuffix("..."), nargs="+" if name.endswith("...") else None)
+    for name, default in {"hardware": "cpu", "write": False, **defaults}.items():
+        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
+        if default is False:
+            parser.add_argument(*flags, action="store_true")
+        elif isinstance(default, list):
+            kind = type(default[0]) if default else str
+            parser.add_argument(*flags, nargs="*", type=kind, default=default)
+        elif isinstance(default, type):
+            parser.add_argument(*flags, type=default, required=True)
+        else:
+            parser.add_argument(*flags, type=str if default is None else type(default), default=default)  # fmt: skip
+    return parser.parse_args()
+
+
+def write(asked: argparse.Namespace, theme: str, title: str, lines: Sequence[str]) -> None:
+    """Prints a result; keeps it beside the scripts, as ``THEME_HARDWARE_DATE.md``, where ``--write`` asks for that."""
+    command = f"python scripts/bench/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}"
+    head = [f"# {title}", "", f"{settings()}.", f"Command: `{command}`", ""]
+    text = "\n".join([*head, *lines, ""])
+    print(text)
+    if asked.write:
+        (HERE / f"{theme}_{asked.hardware}_{datetime.date.today()}.md").write_text(text)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def drawn(count: int, height: int, width: int) -> list[bytes]:
+    """JPEG pictures with the detail of photographs: noise over several scales."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        pixels = np.zeros((height, width, 3), np.float32)
+        for scale, share in SCALES.items():
+            shape = (height // scale + 1, width // scale + 1, 3)
+            coarse = Image.fromarray(rng.integers(0, 255, shape, dtype=np.uint8))
+            pixels += share * np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+        file = io.BytesIO()
+        Image.fromarray(pixels.astype(np.uint8)).save(file, "JPEG")
+        found.append(file.getvalue())
+    return found

@@ -7,28 +7,22 @@
 A unit of load is a horizontal flip, a vertical flip and a rotation by up to 30 degrees of each picture
 (``data.augment.repeat`` times), the same for every engine: in trial A of the whole picture before it is cut and resized
 (``data.augment.before_resize``), as in the case study, in trial B of the view. The second
-command is for a quiet machine without a GPU: 60 steps a row; DALI (extra ``dali``) runs its CPU pipeline there.
+command is for a quiet machine without a GPU: 60 steps a row (``--count``: pictures an epoch); DALI (extra ``dali``) runs
+its CPU pipeline there.
 """
 
-import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.report.records import percentile, read_run
 from kd.report.rules import FEWEST, Explained
-from scripts.bench.harness import options, spread, write
-from scripts.bench.input import drawn
-
-ROOT = Path(__file__).parents[2]
+from scripts.bench.harness import drawn, options, run_kd, spread, table, write
+from tests._helpers import write_recipe
 
 
 def prepare(place: Path, asked: Any, model: str, trial: str) -> Path:
@@ -40,41 +34,24 @@ def prepare(place: Path, asked: Any, model: str, trial: str) -> Path:
             file = place / "pictures" / split / "ab"[i % 2] / f"{i}.jpg"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(few[i % different if split == "train" else different + i])
-    augment = {
-        "hflip": 0.5,
-        "vflip": 0.5,
-        "rotation": 30.0,
-        "before_resize": trial == "A",
+    sizes = {
+        "data__img_size": asked.size,
+        "data__batch_size": asked.batch,
+        "data__num_workers": asked.workers,
     }
-    source = {
-        "class_path": "kd.data.sources.ImageFolder",
-        "init_args": {"root": str(place / "pictures")},
-    }
-    recipe = {
-        "recipe": "load",
-        "data": {"source": source, "img_size": asked.size, "batch_size": asked.batch, "num_workers": asked.workers,
-                 "augment": augment},
-        "model": {"teacher": None, "student": {"arch": model}, "task_loss_weight": 1.0, "distill_losses": {}},
-        "optim": {"lr": 1e-4},
-        "trainer": {"max_epochs": 1}, "monitor": {"interval_s": 0.1}, "runs_dir": str(place / "runs"),
-    }  # fmt: skip
-    file = place / f"{model}.yaml"
-    file.write_text(yaml.safe_dump(recipe))
-    return file
+    augment = {"hflip": 0.5, "vflip": 0.5, "rotation": 30.0, "before_resize": trial == "A"}
+    return write_recipe(
+        place / f"{model}.yaml", place / "pictures", None, recipe="load", **sizes, data__augment=augment,
+        model__student={"arch": model}, model__task_loss_weight=1.0, trainer={"max_epochs": 1},
+        monitor={"interval_s": 0.1},
+    )  # fmt: skip
 
 
 def train(recipe: Path, engine: str, load: int) -> Explained:
     """A run of one epoch."""
     name = f"{recipe.stem}_{engine}_{load}_{len(list(recipe.parent.glob('runs/load/*')))}"
-    command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"name={name}", f"data.engine={engine}",
-               f"data.augment.repeat={load}"]  # fmt: skip
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    words = [f"recipe={recipe}", f"name={name}", f"data.engine={engine}"]
+    run_kd(*words, f"data.augment.repeat={load}", capture_output=True)
     return Explained(read_run(recipe.parent / "runs" / "load" / name))
 
 
@@ -101,38 +78,31 @@ def seconds_of(one: Explained) -> float:
     return one.facts.step_ms * one.facts.batches_per_epoch / 1000
 
 
-def row(runs: list[Explained]) -> str:
+def row(runs: list[Explained]) -> list[str]:
     """The cells of an engine's runs."""
-    seconds = list(map(seconds_of, runs))
     own = statistics.median(map(own_seconds, runs))
     data = statistics.median(one.facts.phases.get("data", 0.0) / one.facts.step_ms for one in runs)
     text = runs[-1].verdict["text"].partition(";")[0]
-    return f"{spread(seconds, 2)} | {own:.2f} | {use(runs, False)} | {use(runs, True)} | {data:.0%} | {text}"
+    seconds = spread(list(map(seconds_of, runs)), 2)
+    return [seconds, f"{own:.2f}", use(runs, False), use(runs, True), f"{data:.0%}", text]
 
 
 def main() -> None:
     """Models times loads, the engines in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50", "resnet152"])
-    parser.add_argument("--loads", type=int, nargs="+", default=[1, 4, 8, 12])
-    parser.add_argument("--engines", nargs="+", default=["torch", "device", "dali"])
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--count", type=int, default=4096, help="pictures an epoch")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = options(parser)
+    asked = options(
+        __doc__,
+        models=["resnet18", "resnet50", "resnet152"],
+        loads=[1, 4, 8, 12],
+        engines=["torch", "device", "dali"],
+        size=224,
+        count=4096,
+        batch=64,
+        workers=4,
+        rounds=3,
+    )
     if asked.count // asked.batch < FEWEST + 2:
-        parser.error(f"--count must give {FEWEST + 2} steps an epoch, which a verdict needs")
-    lines = [
-        f"{asked.count} pictures of 341 x 256 an epoch -> {asked.size} px, batch {asked.batch}, {asked.workers} loader "
-        f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn. Trial A: the load before cutting and "
-        "resizing; B: after. Seconds: mean step times steps; CPU s: those of the run's own processes. Cores and GPU: p50 / "
-        "p95, %. Data: its share of the step.",
-        "",
-        "| trial | model | load | engine | seconds an epoch: median (least to most) | CPU s | cores | GPU | data | limit |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+        sys.exit(f"--count must give {FEWEST + 2} steps an epoch, which a verdict needs")
+    rows = []
     for trial, model in product("AB", asked.models):
         with tempfile.TemporaryDirectory() as place:
             recipe = prepare(Path(place), asked, model, trial)
@@ -142,16 +112,25 @@ def main() -> None:
                     for engine, runs in found.items():
                         runs.append(train(recipe, engine, load))
                 for engine, runs in found.items():
-                    lines.append(f"| {trial} | {model} | {load} | {engine} | {row(runs)} |")
-                    print(lines[-1], file=sys.stderr, flush=True)
-    write(
-        "load_factor",
-        asked.hardware,
-        asked.date,
-        "Seconds an epoch by load of augmentation",
-        lines,
-        asked.write,
-    )
+                    rows.append([trial, model, load, engine, *row(runs)])
+                    print(rows[-1], file=sys.stderr, flush=True)
+    columns = [
+        "trial",
+        "model",
+        "load",
+        "engine",
+        "seconds an epoch: median (least to most)",
+        "CPU s",
+    ]
+    lines = [
+        f"{asked.count} pictures of 341 x 256 an epoch -> {asked.size} px, batch {asked.batch}, {asked.workers} loader "
+        f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn. Trial A: the load before cutting and "
+        "resizing; B: after. Seconds: mean step times steps; CPU s: those of the run's own processes. Cores and GPU: p50 / "
+        "p95, %. Data: its share of the step.",
+        "",
+        *table([*columns, "cores", "GPU", "data", "limit"], rows),
+    ]
+    write(asked, "load_factor", "Seconds an epoch by load of augmentation", lines)
 
 
 if __name__ == "__main__":

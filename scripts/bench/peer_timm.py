@@ -10,8 +10,9 @@
 each from random weights with the labels' loss and logits' KD: images/s, seconds to the first step, seconds in all. A peer
 that is not there (``--timm`` not given, no package torchdistill) is left out, and said to be.
 ``select`` writes weights that a student of public.yaml begins with (Xu et al., 2024). RUN is that of its arm "kd's start,
-untrained". ``CHECKOUT`` is one of pytorch-image-models. The rates 2.5e-4 from scratch and 2e-5 from kd's start are the
-best of four, of the first after three epochs, of the second after five on a held-out tenth of the training pictures.
+untrained"; ``--kd``: more settings of kd-train in a race. CHECKOUT is one of pytorch-image-models. The rates 2.5e-4 from
+scratch and 2e-5 from kd's start are the best of four, of the first after three epochs, of the second after five on a
+held-out tenth of the training pictures.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
-from harness import options, spread, write
+from harness import ROOT, options, spread, table, write
 from safetensors.torch import load_file, save_file
+from start_families import selected_weights
 
 from kd.fit_to_machine.precision import choose_precision
 
@@ -39,30 +40,20 @@ STUDENT = "vit_tiny_patch16_224"
 BATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 0.05, 1, 2.0, 0.1
 
 
-def select_weights(teacher: Path, student: Any, file: Path) -> None:
-    """The student's weights picked from the teacher's: its first blocks, evenly spaced channels of each tensor.
+def write_selected(asked: argparse.Namespace) -> None:
+    """The file that the rows of selected weights begin with.
 
-    Source: Xu et al., Initializing Models with Larger Ones, ICLR 2024 (uniform selection of the first layers). A patch
-    embedding of other pixels and the positions keep their random start, and so does what has another number of axes.
-
-    Args:
-        teacher: its weights, safetensors.
-        student: timm's model.
-        file: to write, safetensors.
+    A patch embedding of other pixels and the positions keep their random start.
     """
-    teacher_weights = load_file(teacher)
-    chosen = {}
-    for name, own in student.state_dict().items():
-        picked = teacher_weights.get(name)
-        is_of_pixels = name in ("patch_embed.proj.weight", "pos_embed")
-        if picked is None or picked.ndim != own.ndim or is_of_pixels:
-            chosen[name] = own
-            continue
-        for axis, length in enumerate(own.shape):
-            places = torch.linspace(0, picked.shape[axis] - 1, length).round().long()
-            picked = picked.index_select(axis, places)
-        chosen[name] = picked
-    save_file({name: tensor.contiguous() for name, tensor in chosen.items()}, file)
+    torch.manual_seed(0)
+    classes = len(list((asked.data / "train").iterdir()))
+    student = timm.create_model(
+        STUDENT, img_size=asked.side, patch_size=asked.patch, num_classes=classes
+    )
+    given = load_file(asked.teacher / "model.safetensors")
+    for of_pixels in ("patch_embed.proj.weight", "pos_embed"):
+        given.pop(of_pixels, None)
+    save_file(selected_weights(student.state_dict(), given), asked.out)
 
 
 def timm_command(asked: argparse.Namespace, seed: int, folder: Path) -> list[str]:
@@ -72,9 +63,7 @@ def timm_command(asked: argparse.Namespace, seed: int, folder: Path) -> list[str
     # kd's student is fitted to pictures as its own weights take them, with mean and deviation 0.5
     statistics_ = "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225"
     if asked.start is not None:
-        statistics_ = (
-            f"--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --initial-checkpoint {asked.start.resolve()}"
-        )
+        statistics_ = f"--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --initial-checkpoint {Path(asked.start).resolve()}"
     precision = ""
     if device == "cuda" or choose_precision("cpu")[0] == "bf16-mixed":
         precision = "--amp --amp-dtype bfloat16"
@@ -154,11 +143,10 @@ def raced(name: str, words: list[str], folder: Path, cwd: Path) -> dict[str, flo
 
 def race(asked: argparse.Namespace) -> list[str]:
     """Whole trainings in turn, as a table."""
-    here = Path(__file__).resolve().parents[2]
     runners: dict[str, tuple[Callable[[Path], list[str]], Path]] = {
-        "kd": (partial(kd_command, asked, 0), here),
-        "timm": (partial(timm_command, asked, 0), asked.timm),
-        "torchdistill": (lambda folder: torchdistill_command(asked), here),
+        "kd": (partial(kd_command, asked, 0), ROOT),
+        "timm": (partial(timm_command, asked, 0), Path(asked.timm or ".")),
+        "torchdistill": (lambda folder: torchdistill_command(asked), ROOT),
     }
     if asked.timm is None:
         del runners["timm"]
@@ -170,78 +158,66 @@ def race(asked: argparse.Namespace) -> list[str]:
             folder = asked.out.resolve() / f"race-{name}-{number}"
             results[name].append(raced(name, make(folder), folder, cwd))
     columns = list(results["kd"][0])
-    lines = [f"{asked.data.name}, {asked.side} px, {asked.epochs} epochs, {asked.rounds} round(s) in turn; "
-             f"images/s by the median time between two steps. Ran: {', '.join(runners)}.", "",
-             f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]  # fmt: skip
-    for name, rows in results.items():
-        cells = [spread([row[column] for row in rows]) for column in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+    rows = []
+    for name, found in results.items():
+        rows.append([name, *(spread([one[column] for one in found]) for column in columns)])
+    return [
+        f"{asked.data.name}, {asked.side} px, {asked.epochs} epochs, {asked.rounds} round(s) in turn; "
+        f"images/s by the median time between two steps. Ran: {', '.join(runners)}.",
+        "",
+        *table(["", *columns], rows),
+    ]
 
 
 def timm_train(asked: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """timm's own script: accuracy after the last epoch, seconds.
+    """timm's own script: accuracy after the last epoch, minutes.
 
     Args:
         asked: the command line.
         seed: of its random numbers.
     """
     folder = asked.out.resolve() / f"timm-{asked.epochs}-{seed}"
-    command = timm_command(asked, seed, folder)
-    began = time.perf_counter()
-    subprocess.run([sys.executable, *command], check=True, cwd=asked.timm)
-    seconds = time.perf_counter() - began
+    found = raced("timm", timm_command(asked, seed, folder), folder, Path(asked.timm))
     with (folder / "summary.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
-    return float(last["eval_top1"]), seconds
-
-
-def write_selected(asked: argparse.Namespace) -> None:
-    """The file that the rows of selected weights begin with."""
-    torch.manual_seed(0)
-    classes = len(list((asked.data / "train").iterdir()))
-    student = timm.create_model(
-        STUDENT, img_size=asked.side, patch_size=asked.patch, num_classes=classes
-    )
-    select_weights(asked.teacher / "model.safetensors", student, asked.out)
+    return float(last["eval_top1"]), found["in all, s"] / 60
 
 
 def main() -> None:
     """Writes selected weights, or trains and writes a row."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    asked = options(
+        __doc__,
+        "what",
+        data=Path,
+        teacher=Path,
+        out=Path("runs/peer_timm"),
+        timm=None,
+        start=None,
+        side=112,
+        patch=16,
+        lr=2.5e-4,
+        epochs=5,
+        seeds=[0],
+        loaders=1,
+        rounds=1,
+        kd=[],
     )
-    parser.add_argument("what", choices=["select", "train", "race"])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, required=True, help="timm's folder of it")
-    parser.add_argument("--out", type=Path, default=Path("runs/peer_timm"), help="folder, or file")
-    parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
-    parser.add_argument("--start", type=Path, help="weights that it begins with; else random ones")
-    parser.add_argument("--side", type=int, default=112, help="of the pictures, in pixels")
-    parser.add_argument("--patch", type=int, default=16, help="of the student, in pixels")
-    parser.add_argument("--lr", type=float, default=2.5e-4)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--loaders", type=int, default=1, help="processes that load")
-    parser.add_argument("--rounds", type=int, default=1, help="of a race")
-    parser.add_argument("--kd", nargs="*", default=[], help="more settings of kd-train in a race")
-    asked = options(parser)
     if asked.what == "select":
         write_selected(asked)
         return
     if asked.what == "race":
         title = "Whole trainings: kd-train, timm's train.py, torchdistill"
-        write("peers_trainings", asked.hardware, asked.date, title, race(asked), asked.write)
+        write(asked, "peers_trainings", title, race(asked))
         return
-    rows = [timm_train(asked, seed) for seed in asked.seeds]
-    accuracies = [acc1 for acc1, _ in rows]
-    minutes = statistics.mean(seconds for _, seconds in rows) / 60
+    if asked.what != "train":
+        sys.exit(f"{asked.what}: select, train or race")
+    accuracies, minutes = zip(*(timm_train(asked, seed) for seed in asked.seeds), strict=True)
     lines = [
         f"{asked.data.name}, {asked.side} px, patches of {asked.patch}, {asked.epochs} epochs, rate {asked.lr}, start "
-        f"{asked.start.name if asked.start else 'random'}, seeds {asked.seeds}: accuracy after the last epoch "
-        f"{spread(accuracies)} %, {minutes:.1f} minutes each.",
+        f"{asked.start or 'random'}, seeds {asked.seeds}: accuracy after the last epoch {spread(accuracies)} %, "
+        f"{statistics.mean(minutes):.1f} minutes each.",
     ]
-    write("peer_timm", asked.hardware, asked.date, "timm's train.py distils", lines, asked.write)
+    write(asked, "peer_timm", "timm's train.py distils", lines)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ are those of the race. It has no autocast of its own but accelerate's: here the 
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.fit_to_machine.precision import choose_precision
+from scripts.bench.harness import options
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -84,20 +87,21 @@ def main() -> None:
     """Trains, and prints the accuracy after the last epoch."""
     from torchdistill.core.distillation import get_distillation_box
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, required=True, help="timm's folder of it")
-    parser.add_argument("--student", default="vit_tiny_patch16_224")
-    parser.add_argument("--side", type=int, default=112)
-    parser.add_argument("--patch", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=2.5e-4)
-    parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument("--temperature", type=float, default=2.0)
-    parser.add_argument("--labels", type=float, default=0.1, help="weight of the labels' loss")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--loaders", type=int, default=1)
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        data=Path,
+        teacher=Path,
+        student="vit_tiny_patch16_224",
+        side=112,
+        patch=16,
+        lr=2.5e-4,
+        decay=0.05,
+        temperature=2.0,
+        labels=0.1,
+        epochs=3,
+        batch=64,
+        loaders=1,
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     data = pictures(asked.data, asked.side)

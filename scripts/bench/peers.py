@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python scripts/bench/peers.py --rounds 9 --write
     python scripts/bench/peers.py --teacher vit_large_patch16_224 --student vit_small_patch16_224 --size 224 --batch 256
 
-Same models, batch, precision, threads; batches are normalised floats in memory, so what is compared is the step: both
-forwards, losses, backward, clipping, fused AdamW. A peer that is not installed is left out, and said to be.
+Same models, batch, precision (``--precision``: 32 or bf16), threads; batches are normalised floats in memory, so what is
+compared is the step: both forwards, losses, backward, clipping, fused AdamW. A peer that is not installed is left out, and
+said to be. ``--steps``: of an arm before the next one has its turn.
 """
 
-import argparse
 import copy
 import statistics
 import sys
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import kd
 from kd.optim import OptimSpec, build_optimizer
-from scripts.bench.harness import measure, options, spread, write
+from scripts.bench.harness import measure, options, spread, table, write
 
 TEMPERATURE, CLASSES = 2.0, 20
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -86,17 +86,16 @@ def torchdistill_step(teacher: nn.Module, student: nn.Module, autocast: Callable
 
 def main() -> None:
     """Runs all that are there, in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--teacher", default="vit_small_patch16_224")
-    parser.add_argument("--student", default="vit_tiny_patch16_224")
-    parser.add_argument("--size", type=int, default=112)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument(
-        "--steps", type=int, default=4, help="steps of an arm before the next one has its turn"
+    asked = options(
+        __doc__,
+        teacher="vit_small_patch16_224",
+        student="vit_tiny_patch16_224",
+        size=112,
+        batch=32,
+        steps=4,
+        rounds=7,
+        precision="bf16",
     )
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--precision", choices=["32", "bf16"], default="bf16")
-    asked = options(parser)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     new = {"num_classes": CLASSES, "img_size": asked.size}
@@ -121,28 +120,22 @@ def main() -> None:
             arms[name] = run_steps(make(student), student, images, target, asked.steps)
         except ImportError as error:
             missing.append(f"{name} ({error})")
-    times = measure(arms, asked.rounds)
-    rates = {
-        name: [asked.steps * asked.batch / s for s in seconds] for name, seconds in times.items()
-    }
+    rates = {}
+    for name, seconds in measure(arms, asked.rounds).items():
+        rates[name] = [asked.steps * asked.batch / one for one in seconds]
+    rows = []
+    for name, values in rates.items():
+        ratios = [ours / theirs for ours, theirs in zip(rates["kd"], values, strict=True)]
+        rows.append([name, spread(values), f"{statistics.median(ratios):.2f}"])
     lines = [
         f"{asked.teacher} -> {asked.student} at {asked.size} px, batch {asked.batch}, precision {asked.precision}; "
         f"{asked.rounds} turns of {asked.steps} steps. Left out: {'; '.join(missing)}.",
         "",
-        "| | images/s: median (least to most) | kd is faster by, median of the turns |",
-        "|---|---|---|",
+        *table(
+            ["", "images/s: median (least to most)", "kd is faster by, median of the turns"], rows
+        ),
     ]
-    for name, values in rates.items():
-        ratio = statistics.median(k / v for k, v in zip(rates["kd"], values, strict=True))
-        lines.append(f"| {name} | {spread(values)} | {ratio:.2f} |")
-    write(
-        "peers",
-        asked.hardware,
-        asked.date,
-        "One distillation step, kd and its peers",
-        lines,
-        asked.write,
-    )
+    write(asked, "peers", "One distillation step, kd and its peers", lines)
 
 
 def run_steps(
@@ -157,8 +150,6 @@ def run_steps(
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        if images.is_cuda:
-            torch.cuda.synchronize()
 
     return run
 

@@ -10,43 +10,36 @@ from pytorch_lightning import Callback, Trainer
 from kd.data.sources import ImageFolder, Split
 
 
+def come_late(sleep_s: float, burn_s: float) -> None:
+    """Waits (a remote call, a lock), then computes (a costly transform)."""
+    time.sleep(sleep_s)
+    until = time.thread_time() + burn_s
+    while time.thread_time() < until:
+        pass
+
+
 class SlowSplit:
     """A split whose pictures come late.
 
     Args:
         split: the pictures.
-        sleep_s: waited for each (a remote call, a lock).
+        sleep_s: waited for each.
         bytes_per_s: of the disk.
-        burn_s: CPU time spent on each (a costly transform).
+        burn_s: CPU time spent on each.
     """
 
     def __init__(self, split: Split, sleep_s: float, bytes_per_s: float, burn_s: float) -> None:
-        self.targets = split.targets
-        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = (
-            split,
-            sleep_s,
-            bytes_per_s,
-            burn_s,
-        )
-
-    def name(self, index: int) -> str:
-        """Of the picture."""
-        return self.split.name(index)
-
-    def target(self, index: int) -> Any:
-        """Of the picture."""
-        return self.split.target(index)
+        self.targets, self.name, self.target = split.targets, split.name, split.target
+        self.split, self.sleep_s, self.burn_s = split, sleep_s, burn_s
+        self.bytes_per_s = bytes_per_s
 
     def read(self, index: int) -> bytes:
         """The picture, late."""
         found: Any = self.split.read(index)
-        size = (
-            len(found) if isinstance(found, bytes) else Path(self.split.name(index)).stat().st_size
-        )
-        time.sleep(self.sleep_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0))
-        until = time.thread_time() + self.burn_s
-        while time.thread_time() < until:
-            pass
+        sleep_s = self.sleep_s
+        if self.bytes_per_s:
+            sleep_s += Path(self.split.name(index)).stat().st_size / self.bytes_per_s
+        come_late(sleep_s, self.burn_s)
         return found
 
 
@@ -69,7 +62,8 @@ class Slow(Callback):
     """Makes one part of the training slower on one rank (or on all).
 
     Args:
-        part: ``teacher``, ``student``, ``optimizer``, ``checkpoint`` or ``callback``.
+        part: ``teacher``, ``student``, ``optimizer``, ``checkpoint`` or ``callback``; in place of the models ``forward`` in
+            ``foreign.py``.
         seconds: how much.
         rank: where; -1 everywhere.
     """
@@ -82,10 +76,13 @@ class Slow(Callback):
             time.sleep(self.seconds)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Teacher and student: before their forward pass."""
-        models = {"student": pl_module.student.model} | (
-            {"teacher": pl_module.teacher.model} if pl_module.teacher else {}
-        )
+        """Models: before their forward pass."""
+        if hasattr(pl_module, "net"):
+            models = {"forward": pl_module.net}
+        else:
+            models = {"student": pl_module.student.model}
+            if pl_module.teacher:
+                models["teacher"] = pl_module.teacher.model
         for name, model in models.items():
             model.register_forward_pre_hook(lambda *_, name=name: self._sleep(trainer, name))
 
@@ -93,22 +90,16 @@ class Slow(Callback):
         """Optimizer."""
         self._sleep(trainer, "optimizer")
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Callback."""
         self._sleep(trainer, "callback")
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Checkpoint: one is saved in every step, to a slow disk."""
-        if self.part == "checkpoint":
+        if self.part == "checkpoint" and not hasattr(pl_module, "net"):
             trainer.save_checkpoint(Path(trainer.checkpoint_callback.dirpath) / "slow.ckpt")  # type: ignore
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, *_: Any) -> None:
         """The slow disk."""
         self._sleep(trainer, "checkpoint")
 

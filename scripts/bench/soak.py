@@ -9,13 +9,10 @@ Where a run has ended, the samples and the loss of every step, every row of metr
 by byte. ``--only KIND`` (several with commas), ``--seed N``. The exit status is 0 where all are equal.
 """
 
-import argparse
-import datetime
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +27,12 @@ from kd.errors import UserError
 from kd.storage.checkpoints import newest_whole
 from kd.storage.objects import file_system
 from kd.storage.run_urls import fetched_run, on_disk
-from scripts.bench.harness import settings
-from tests._forks import ForkedRun, free_port, start, start_ranks, status_of, survivors
-from tests._helpers import draw_folder, save_teacher, write_recipe
+from scripts.bench.harness import options, table, write
+from tests._bucket import KEYS, s3_server
+from tests._forks import ForkedRun, start, start_ranks, status_of, survivors
+from tests._helpers import tiny_recipe
 from tests._kills import known, rows_of
 
-HERE = Path(__file__).parent
 IN_A_ROW = 6  # kills of one run at most, then it may end
 COMMON = ["config=audit", "trainer.max_epochs=4", "trainer.precision=32-true", "checkpoint.every_n_steps=2",
           "data.augment.mixup=0.4", "model.ema_decay=0.9", "trainer.enable_progress_bar=false"]  # fmt: skip
@@ -86,11 +83,7 @@ class Soak:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng = folder, random.Random(seed)
-        self.recipe = write_recipe(
-            folder / "tiny.yaml",
-            draw_folder(folder / "pictures"),
-            save_teacher(folder / "teacher.safetensors", seed=1),
-        )
+        self.recipe = tiny_recipe(folder)
         self.log = folder / "log"
         self.fresh = 0  # resumes with nothing on this disk
 
@@ -240,24 +233,13 @@ def _trials(place: Path) -> list[int]:
 @contextmanager
 def bucket() -> Iterator[None]:
     """An S3 server of this machine with one bucket, named by the environment."""
-    port = free_port()
-    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a",
-                   "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
-    command = [sys.executable, "-m", "moto.server", "-p", port]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        import s3fs
+    import s3fs
 
-        for _ in range(300):
-            with suppress(Exception):
-                s3fs.S3FileSystem().mkdir("food")
-                break
-            time.sleep(0.2)
+    with s3_server() as address:
+        os.environ |= {"AWS_ENDPOINT_URL": address, **KEYS}
+        s3fs.S3FileSystem().mkdir("food")
         s3fs.S3FileSystem.clear_instance_cache()  # its threads would be lost in forks
         yield
-    finally:
-        server.kill()
-        server.wait()
 
 
 def soak(soak: Soak, chosen: dict[str, Kind], kills: int, say: Callable[[str], None]) -> None:
@@ -281,21 +263,14 @@ def soak(soak: Soak, chosen: dict[str, Kind], kills: int, say: Callable[[str], N
 
 def main() -> int:
     """Parses the command line, soaks, writes the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="")
-    asked = parser.parse_args()
+    asked = options(__doc__, kills=300, seed=0, only="")
     torch.set_num_threads(1)
-    chosen = {
-        name: kind
-        for name, kind in kinds().items()
-        if not asked.only or name in asked.only.split(",")
-    }
-    began, lines = time.monotonic(), list[str]()
+    names = asked.only.split(",") if asked.only else list(kinds())
+    chosen = {name: kinds()[name] for name in names}
+    began, said = time.monotonic(), list[str]()
 
     def say(line: str) -> None:
-        lines.append(line)
+        said.append(line)
         print(line, flush=True)
 
     with tempfile.TemporaryDirectory() as folder, bucket():
@@ -304,21 +279,14 @@ def main() -> int:
 
         kd.fleet.tuning.trials.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
         soak(Soak(Path(folder), asked.seed), chosen, -(-asked.kills // len(chosen)), say)
-    table = "".join(
-        f"| {name} | {kind.runs} | {kind.kills} | {'; '.join(kind.unequal) or 'all equal'} |\n"
-        for name, kind in chosen.items()
-    )
-    total = sum(kind.kills for kind in chosen.values())
-    text = (
-        f"# {total} kills at random moments\n\n`python -m scripts.bench.soak {' '.join(sys.argv[1:])}`: "
-        f"{__doc__.split(chr(10) * 2)[1]}\n\n{settings()}; {(time.monotonic() - began) / 60:.0f} minutes\n\n"
-        f"| kind | runs compared | kills | to the last bit |\n|---|---|---|---|\n{table}\n```\n"
-        + "\n".join(lines)
-        + "\n```\n"
-    )
-    file = HERE / f"soak_kills_cpu_{datetime.date.today()}.md"
-    file.write_text(text, encoding="utf-8")
-    print(f"{table}{file}")
+    rows = []
+    for name, kind in chosen.items():
+        rows.append([name, kind.runs, kind.kills, "; ".join(kind.unequal) or "all equal"])
+    minutes = (time.monotonic() - began) / 60
+    head = [f"{__doc__}".split("\n\n")[1], "", f"{minutes:.0f} minutes.", ""]
+    lines = table(["kind", "runs compared", "kills", "to the last bit"], rows)
+    asked.write = True
+    write(asked, "soak_kills", "Kills at random moments", [*head, *lines, "", "```", *said, "```"])
     return int(any(kind.unequal for kind in chosen.values()))
 
 

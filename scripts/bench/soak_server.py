@@ -3,8 +3,9 @@
     python scripts/bench/soak_server.py --minutes 30 --write
 
 The served model is made here: its features are a picture's mean red, green and blue, so every answer is known. What the
-server can do is measured first, by clients that wait for their answers; then requests come at twice that rate whether
-they are answered or not. All of it on the loopback interface; Linux (it reads /proc).
+server can do is measured first, by clients that wait for their answers; then requests come at twice (``--factor``) that
+rate, whether they are answered or not, a share of them hostile (``--hostile``). All of it on the loopback interface; Linux
+(it reads /proc).
 """
 
 import argparse
@@ -22,21 +23,19 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import onnx
-from onnx import TensorProto, helper
+import psutil
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.ship.export.manifest import ExportManifest
-from scripts.bench.harness import options, served, write
+from scripts.bench.harness import options, served, table, write
+from tests._serving import mean_colour
 
-ROOT = Path(__file__).parents[2]
 SIDE = 224
 OPEN = 400
 """Requests that may be under way; more are counted as not sent."""
@@ -50,71 +49,34 @@ FILES = 1024
 """That the server may open."""
 
 
-def mean_colour(file: Path) -> Path:
-    """An ONNX export whose features are a picture's mean red, green and blue, in 0..255."""
-    about = ExportManifest("features", "mean", [], (SIDE, SIDE), 1.0, [0.0] * 3, [1.0] * 3, "onnx")
-    nodes = [
-        helper.make_node("Cast", ["pictures"], ["x"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["x", "axes"], ["answer"], keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes, "mean",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["n", SIDE, SIDE, 3])],
-        [helper.make_tensor_value_info("answer", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor("axes", TensorProto.INT64, [2], [1, 2])],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    for key, value in about.as_metadata().items():
-        model.metadata_props.add(key=key, value=value)
-    onnx.save(model, file)
-    return file
+def head(length: int, path: str = "/predict", kind: str = "application/json", host: str = "127.0.0.1") -> bytes:  # fmt: skip
+    """The head of a request with a body of so many bytes."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Type: {kind}"]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
-def head(
-    length: int, path: str = "/predict", kind: str = "application/json", host: str = "127.0.0.1"
-) -> bytes:
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {host}",
-        f"Content-Type: {kind}",
-        f"Content-Length: {length}",
-        "",
-        "",
-    ]
-    return "\r\n".join(lines).encode()
-
-
-def in_json(*pictures: bytes) -> bytes:
-    return json.dumps({"images": [base64.b64encode(data).decode() for data in pictures]}).encode()
-
-
-def _of(body: bytes, **options: str) -> bytes:
+def of(body: bytes, **options: str) -> bytes:
+    """A whole request."""
     return head(len(body), **options) + body
 
 
-def coloured(colour: tuple[int, ...], kind: str = "PNG") -> bytes:
+def in_json(*pictures: bytes) -> bytes:
+    """The body that asks for pictures."""
+    return json.dumps({"images": [base64.b64encode(data).decode() for data in pictures]}).encode()
+
+
+def coloured(colour: Any, kind: str = "PNG", mode: str = "RGB", size: tuple[int, int] = (320, 240)) -> bytes:  # fmt: skip
+    """A file of a picture of one colour."""
     stream = io.BytesIO()
-    Image.new("RGB", (320, 240), colour).save(stream, kind)
+    Image.new(mode, size, colour).save(stream, kind)
     return stream.getvalue()
-
-
-def black(width: int, height: int) -> bytes:
-    """A small PNG file of ``width`` x ``height`` pixels."""
-    rows = zlib.compressobj(9)
-    data = b"".join(rows.compress(bytes(width // 8 + 1)) for _ in range(height)) + rows.flush()
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\x00\x00\x00\x00"
-    chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
-    coded = (
-        len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
 class Client:
     """Sends, reads, judges and counts."""
 
     def __init__(self, port: int, seed: int) -> None:
-        self.port, self.of = port, random.Random(seed)
+        self.port, self.rng = port, random.Random(seed)
         self.counts: Counter[tuple[str, int]] = Counter()
         self.wrong: list[str] = []
         self.seconds: list[float] = []
@@ -122,10 +84,10 @@ class Client:
         self.prepared: list[tuple[list[tuple[int, ...]], bytes]] = []
         for _ in range(PREPARED):
             colours = [
-                tuple(self.of.randrange(256) for _ in range(3))
-                for _ in range(self.of.choice((1, 1, 1, 3)))
+                tuple(self.rng.randrange(256) for _ in range(3))
+                for _ in range(self.rng.choice((1, 1, 1, 3)))
             ]
-            self.prepared.append((colours, _of(in_json(*map(coloured, colours)))))
+            self.prepared.append((colours, of(in_json(*map(coloured, colours)))))
 
     async def exchange(self, data: bytes, wait_s: float = 0.0) -> tuple[int, bytes]:
         """One connection, one request; status 0: it was closed without an answer, -1: so to a late client."""
@@ -173,48 +135,43 @@ class Client:
 
     async def hostile(self) -> None:
         """One of many kinds; each has the statuses that are right."""
-        name = self.of.choice(list(HOSTILE))
+        name = self.rng.choice(list(HOSTILE))
         make, right, wait_s = HOSTILE[name]
-        status, answered = await self.exchange(make(self.of), wait_s)
+        status, answered = await self.exchange(make(self.rng), wait_s)
         self.counts[name, status] += 1
         if status not in (*right, 503, -1):
             self.wrong.append(f"{name}: {status} {answered[:200]!r}")
 
 
-GOOD = in_json(coloured((1, 2, 3)))
 JPEG = coloured((9, 99, 199), "JPEG")
-BOMB, THIN, LONG = (
-    _of(in_json(black(*size))) for size in ((30_000, 30_000), (1, 100_000), (1, 30_000_000))
-)
-MANY, NESTED, HUGE = _of(in_json(*[JPEG] * 33)), _of(b"[" * 500_000), _of(b" " * 40_000_000)
-VALUES, HALF = (
-    _of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"),
-    head(4_000_000) + b'{"image": "' + b"A" * 2_000_000,
-)
-FORM = (
-    b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800"\r\n\r\n'
-    + JPEG
-    + b"\r\n--x--\r\n"
-)
+KIND = "multipart/form-data; boundary=x"
+FORM = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800"\r\n\r\n' + JPEG + b"\r\n--x--\r\n"  # fmt: skip
+
+
+def black(width: int, height: int) -> Callable[[random.Random], bytes]:
+    """The request of a small file of so many pixels."""
+    request = of(in_json(coloured(0, mode="1", size=(width, height))))
+    return lambda rng: request
+
+
 # By name: a request, the statuses that are right beside 503, seconds before its answer is read. 0 is right where the
 # server may answer and close while the client still sends.
-KIND = "multipart/form-data; boundary=x"
 HOSTILE: dict[str, tuple[Callable[[random.Random], bytes], tuple[int, ...], float]] = {
-    "truncated picture": (lambda of: _of(in_json(JPEG[: of.randrange(2, len(JPEG) // 2)])), (415,), 0),
-    "turned bits": (lambda of: _of(in_json(JPEG[:300] + of.randbytes(40) + JPEG[340:])), (200, 413, 415), 0),
-    "30,000 x 30,000": (lambda of: BOMB, (413,), 0),
-    "1 x 100,000": (lambda of: THIN, (200,), 0),
-    "1 x 30,000,000": (lambda of: LONG, (200, 413), 0),
-    "33 pictures": (lambda of: MANY, (413,), 0),
-    "nested lists": (lambda of: NESTED, (400, 0), 0),
-    "many values": (lambda of: VALUES, (400, 0), 0),
-    "a form's odd charset": (lambda of: _of(FORM, kind=f"{KIND}; charset=unicode_escape"), (200,), 0),
-    "top of 5,000 digits": (lambda of: _of(GOOD, path="/predict?top=" + "9" * 5000), (400,), 0),
-    "another host": (lambda of: _of(GOOD, host="evil.example"), (403,), 0),
-    "40 MB": (lambda of: HUGE, (413, 0), 0),
-    "no HTTP": (lambda of: of.randbytes(4096) + b"\r\n\r\n", (400, 0), 0),
-    "half-sent headers": (lambda of: b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", (0,), 15),
-    "half-sent body": (lambda of: HALF, (408, 0), 40),
+    "truncated picture": (lambda rng: of(in_json(JPEG[: rng.randrange(2, len(JPEG) // 2)])), (415,), 0),
+    "turned bits": (lambda rng: of(in_json(JPEG[:300] + rng.randbytes(40) + JPEG[340:])), (200, 413, 415), 0),
+    "30,000 x 30,000": (black(30_000, 30_000), (413,), 0),
+    "1 x 100,000": (black(1, 100_000), (200,), 0),
+    "1 x 30,000,000": (black(1, 30_000_000), (200, 413), 0),
+    "33 pictures": (lambda rng: of(in_json(*[JPEG] * 33)), (413,), 0),
+    "nested lists": (lambda rng: of(b"[" * 500_000), (400, 0), 0),
+    "many values": (lambda rng: of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"), (400, 0), 0),
+    "a form's odd charset": (lambda rng: of(FORM, kind=f"{KIND}; charset=unicode_escape"), (200,), 0),
+    "top of 5,000 digits": (lambda rng: of(in_json(JPEG), path="/predict?top=" + "9" * 5000), (400,), 0),
+    "another host": (lambda rng: of(in_json(JPEG), host="evil.example"), (403,), 0),
+    "40 MB": (lambda rng: of(b" " * 40_000_000), (413, 0), 0),
+    "no HTTP": (lambda rng: rng.randbytes(4096) + b"\r\n\r\n", (400, 0), 0),
+    "half-sent headers": (lambda rng: b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", (0,), 15),
+    "half-sent body": (lambda rng: head(4_000_000) + b'{"image": "' + b"A" * 2_000_000, (408, 0), 40),
 }  # fmt: skip
 
 
@@ -232,7 +189,7 @@ async def load(
                 left_out += 1
                 continue
             task = asyncio.create_task(
-                client.hostile() if client.of.random() < hostile else client.honest()
+                client.hostile() if client.rng.random() < hostile else client.honest()
             )
             running.add(task)
             task.add_done_callback(running.discard)
@@ -243,24 +200,21 @@ async def load(
 
 async def capacity(client: Client, seconds: float, clients: int = 16) -> float:
     """Honest requests a second, by clients that wait."""
-    end, done = time.monotonic() + seconds, 0
+    end = time.monotonic() + seconds
 
     async def one() -> None:
-        nonlocal done
         while time.monotonic() < end:
             await client.honest()
-            done += 1
 
     await asyncio.gather(*(one() for _ in range(clients)))
-    return done / seconds
+    return client.counts.total() / seconds
 
 
 def sampled(pid: int, ended: threading.Event, out: list[float]) -> None:
     """The server's resident memory, MB, each second; in a thread, for the clients are busy."""
+    server = psutil.Process(pid)
     while not ended.wait(1.0):
-        out.append(
-            int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-        )
+        out.append(server.memory_info().rss / 2**20)
 
 
 async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Namespace) -> list[str]:
@@ -282,15 +236,13 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
     alive = process.poll() is None
     process.send_signal(signal.SIGTERM)
     told, _ = await asyncio.to_thread(process.communicate, timeout=60)
-    by_kind: dict[str, Counter[int]] = {}
-    for (name, status), count in sorted(client.counts.items()):
-        by_kind.setdefault(name, Counter())[status] += count
+    by_kind: dict[str, list[str]] = {}
+    for (name, answered), count in sorted(client.counts.items()):
+        by_kind.setdefault(name, []).append(f"{answered}: {count:,}")
     seconds = sorted(client.seconds)
-    parts = [memory[i * len(memory) // 10 : (i + 1) * len(memory) // 10] for i in range(10)]
-    rows = [
-        f"| {name} | {', '.join(f'{s}: {n:,}' for s, n in found.items())} |"
-        for name, found in by_kind.items()
-    ]
+    tenths = [memory[i * len(memory) // 10 : (i + 1) * len(memory) // 10] for i in range(10)]
+    held = ", ".join(f"{statistics.median(part):.0f} {max(part):.0f}" for part in tenths if part)
+    columns = ["requests", "status: count (0: closed without an answer; -1: so to a late client)"]
     return [
         f"kd-serve of a model of {SIDE} px with {FILES} files, queue={args.queue}, threads=1; the clients share its "
         f"cores. Able: {able:.0f} requests/s. Sent: {args.factor * able:.0f} a second for {args.minutes:g} minutes, "
@@ -303,40 +255,28 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         f"Honest requests that were answered: median {statistics.median(seconds):.2f} s, p99 "
         f"{seconds[len(seconds) * 99 // 100]:.2f} s.",
         "",
-        "Memory in tenths of the time, MB (median, most): " + ", ".join(
-            f"{statistics.median(part):.0f} {max(part):.0f}" for part in parts if part
-        ) + f". At no moment more than {most:.0f}; bound: {MEMORY}.",
+        f"Memory in tenths of the time, MB (median, most): {held}. At no moment more than {most:.0f}; bound: {MEMORY}.",
         "",
-        "| requests | status: count (0: closed without an answer; -1: so to a late client) |",
-        "|---|---|",
-        *rows,
+        *table(columns, [[name, ", ".join(found)] for name, found in by_kind.items()]),
         *(f"\nWrong: {line}" for line in client.wrong[:20]),
         *(["", "```", *told.splitlines()[:40], "```"] if told.count("\n") > 1 else []),
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
     """Serves, soaks, writes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument(
-        "--factor", type=float, default=2.0, help="of what the server is able to do"
-    )
-    parser.add_argument("--hostile", type=float, default=0.05, help="share of the requests")
-    parser.add_argument("--queue", type=int, default=64)
-    args = options(parser)
+    args = options(__doc__, minutes=2.0, factor=2.0, hostile=0.05, queue=64)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
-        model = mean_colour(Path(folder) / "model.onnx")
+        size = f"[{SIDE}, {SIDE}]"
+        model = mean_colour(Path(folder) / "model.onnx", task='"features"', classes="[]", size=size)
         files = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (FILES, FILES))
         words = [str(model), "threads=1", f"queue={args.queue}"]
         with served(words, preexec_fn=files) as (process, port):
             lines = asyncio.run(soak(process, port, args))
     title = "The server under twice what it is able to do, with hostile requests"
-    write("soak_server", args.hardware, args.date, title, lines, args.write)
+    write(args, "soak_server", title, lines)
 
 
 if __name__ == "__main__":

@@ -51,27 +51,40 @@ def timed(name: str, spent: list[float]) -> Callable[..., Any]:
     return call
 
 
+def drawn_pair(
+    arch: str, of_student: dict[str, Any] | None, side: int, count: int
+) -> tuple[Any, Any, Preprocess, torch.Tensor]:
+    """Teacher and student with random weights, their input, and pictures; the same for the same arguments.
+
+    Args:
+        arch: timm's name.
+        of_student: its arguments; None: half as wide as the teacher.
+        side: of the pictures in pixels.
+        count: of the pictures.
+    """
+    torch.manual_seed(0)
+    size = {"img_size": side} if arch.startswith("vit") else {}
+    teacher = timm.create_model(arch, num_classes=100, **size).eval()
+    shape = of_student or relative_of(teacher)
+    student = timm.create_model(arch, num_classes=100, **size, **shape).eval()
+    pictures = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
+    return teacher, student, Preprocess(side, (0.5,) * 3, (0.25,) * 3), pictures
+
+
 def main() -> None:
     """Times a start and its arithmetic."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("arch", nargs="?", default="vit_small_patch16_224")
-    parser.add_argument(
-        "student", nargs="?", type=json.loads, help="its arguments; default: half as wide"
-    )
+    parser.add_argument("student", nargs="?", type=json.loads, help="default: half as wide")
     parser.add_argument("--pictures", type=int, default=256)
     parser.add_argument("--side", type=int, default=112)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    size = {"img_size": args.side} if args.arch.startswith("vit") else {}
-    teacher = timm.create_model(args.arch, num_classes=100, **size).eval()
-    shape = args.student or relative_of(teacher)
-    student = timm.create_model(args.arch, num_classes=100, **size, **shape).eval()
-    prepare = Preprocess(args.side, (0.5,) * 3, (0.25,) * 3)
-    generator = torch.Generator().manual_seed(0)
-    shape_of_all = (args.pictures, 3, args.side, args.side)
-    pictures = torch.randint(0, 256, shape_of_all, generator=generator, dtype=torch.uint8)
+    teacher, student, prepare, pictures = drawn_pair(
+        args.arch, args.student, args.side, args.pictures
+    )
 
     forward(student, prepare, pictures[:PART])  # warms up
     guides = pictures[:GUIDE] if args.arch.startswith("vit") else pictures[:0]
@@ -86,9 +99,9 @@ def main() -> None:
         )
     arithmetic = of_teacher + of_student + sum(solves)
     print(
-        f"{args.arch} -> {shape}, {args.pictures} pictures of {args.side} px, one thread: teacher {of_teacher:.1f} s, "
-        f"student {of_student:.1f} s, {len(solves)} moments and solves {sum(solves):.1f} s, together {arithmetic:.1f} s; "
-        f"the start {start:.1f} s, {start / arithmetic:.2f} times that"
+        f"{args.arch} -> {args.student or 'half as wide'}, {args.pictures} pictures of {args.side} px, one thread: teacher "
+        f"{of_teacher:.1f} s, student {of_student:.1f} s, {len(solves)} moments and solves {sum(solves):.1f} s, together "
+        f"{arithmetic:.1f} s; the start {start:.1f} s, {start / arithmetic:.2f} times that"
     )
 
 

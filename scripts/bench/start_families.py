@@ -9,16 +9,14 @@ by labels and the teacher in equal parts.
 """
 
 import argparse
-import datetime
-import json
-import statistics
-import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from harness import mean_of, options, table, write
 from torch import Tensor, nn
 
 from kd.distill.inherit import inherit_together
@@ -28,43 +26,33 @@ from kd.models import Preprocess
 SIDE = 32
 INPUT = Preprocess(SIDE, (0.5,) * 3, (0.25,) * 3)
 BATCH = 64
-VIT = {"img_size": SIDE, "patch_size": 8}
 TEACHER_EPOCHS = {"plain": 7, "rotary": 7, "siglip": 7, "convnext": 5, "resnet": 5, "bottleneck": 5}
 """Transformers learn more slowly from few pictures."""
 STARTS = ("random", "selected weights", "kd")
 RATES = {"random": 2e-3, "selected weights": 2e-3, "kd": 5e-4}
 """The highest learning rate, by start: a student that begins near its teacher is trained more gently."""
-FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "plain": (
-        "vit_tiny_patch16_224",
-        {**VIT, "embed_dim": 128, "depth": 4, "num_heads": 4},
-        {**VIT, "embed_dim": 64, "depth": 4, "num_heads": 2},
-    ),
-    "rotary": (
-        "vit_small_patch16_dinov3",
-        {**VIT, "embed_dim": 128, "depth": 4, "num_heads": 4, "init_values": 1.0},
-        {**VIT, "embed_dim": 64, "depth": 4, "num_heads": 2, "init_values": 1.0},
-    ),
-    "siglip": (
-        "vit_base_patch16_siglip_224",
-        {**VIT, "embed_dim": 128, "depth": 4, "num_heads": 4},
-        {**VIT, "embed_dim": 64, "depth": 4, "num_heads": 2},
-    ),
+Family = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+def vits(arch: str, **more: Any) -> Family:
+    """Transformers of four blocks, the student half as wide."""
+    shape = {"img_size": SIDE, "patch_size": 8, "depth": 4, **more}
+    teacher = {**shape, "embed_dim": 128, "num_heads": 4}
+    return arch, teacher, {**shape, "embed_dim": 64, "num_heads": 2}
+
+
+NEXT = {"patch_size": 4, "depths": (2, 2, 4, 2), "ls_init_value": 0.1}
+FAMILIES: dict[str, Family] = {
+    "plain": vits("vit_tiny_patch16_224"),
+    "rotary": vits("vit_small_patch16_dinov3", init_values=1.0),
+    "siglip": vits("vit_base_patch16_siglip_224"),
     "convnext": (
         "convnext_atto",
-        {"patch_size": 4, "depths": (2, 2, 4, 2), "dims": (32, 64, 96, 128), "ls_init_value": 0.1},
-        {"patch_size": 4, "depths": (2, 2, 4, 2), "dims": (16, 32, 48, 64), "ls_init_value": 0.1},
+        {**NEXT, "dims": (32, 64, 96, 128)},
+        {**NEXT, "dims": (16, 32, 48, 64)},
     ),
-    "resnet": (
-        "resnet18",
-        {"channels": (32, 64, 96, 128)},
-        {"channels": (16, 32, 48, 64)},
-    ),
-    "bottleneck": (
-        "resnet26",
-        {"channels": (16, 32, 48, 64)},
-        {"channels": (8, 16, 24, 32)},
-    ),
+    "resnet": ("resnet18", {"channels": (32, 64, 96, 128)}, {"channels": (16, 32, 48, 64)}),
+    "bottleneck": ("resnet26", {"channels": (16, 32, 48, 64)}, {"channels": (8, 16, 24, 32)}),
 }
 """timm's name, the teacher's arguments, the student's."""
 
@@ -94,13 +82,6 @@ def drawn_pictures(split: str, most: int) -> tuple[Tensor, Tensor]:
     return torch.cat(pictures), torch.cat(targets)
 
 
-def batches(count: int, seed: int) -> Iterator[Tensor]:
-    """Numbers of pictures of one epoch, shuffled, in whole batches."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    for first in range(0, count - BATCH + 1, BATCH):
-        yield order[first : first + BATCH]
-
-
 def train(
     model: Any,
     pictures: Tensor,
@@ -127,7 +108,9 @@ def train(
     mirroring = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
         model.train()
-        for rows in batches(len(pictures), seed * 1000 + epoch):
+        shuffling = torch.Generator().manual_seed(seed * 1000 + epoch)
+        order = torch.randperm(len(pictures), generator=shuffling)
+        for rows in order[: len(pictures) // BATCH * BATCH].split(BATCH):
             is_mirrored = int(torch.rand(1, generator=mirroring) < 0.5)
             images = INPUT(pictures[rows])
             if is_mirrored:
@@ -166,17 +149,23 @@ def answers_of(teacher: Any, pictures: Tensor) -> Tensor:
     return torch.stack([torch.cat(plain), torch.cat(mirrored)])
 
 
-def select_weights(student: Any, teacher: Any) -> None:
-    """The first layers and evenly spaced channels of the teacher's (Xu et al., 2024)."""
-    given = teacher.state_dict()
+def selected_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights picked from a larger model's: its first blocks, evenly spaced channels of each tensor (Xu et al., 2024).
+
+    Args:
+        own: the student's; a tensor of it stays where the teacher has none of that name and number of axes.
+        given: the teacher's.
+    """
     chosen = {}
-    for name, own in student.state_dict().items():
-        big = given[name]
-        for axis, length in enumerate(own.shape):
-            places = torch.linspace(0, big.shape[axis] - 1, length).round().long()
-            big = big.index_select(axis, places)
-        chosen[name] = big
-    student.load_state_dict(chosen)
+    for name, tensor in own.items():
+        picked = given.get(name, tensor)
+        if picked.ndim != tensor.ndim:
+            picked = tensor
+        for axis, length in enumerate(tensor.shape):
+            places = torch.linspace(0, picked.shape[axis] - 1, length).round().long()
+            picked = picked.index_select(axis, places)
+        chosen[name] = picked.contiguous()
+    return chosen
 
 
 def trained_teacher(
@@ -208,151 +197,72 @@ def started_student(family: str, start: str, seed: int, teacher: Any, sample: Te
     """
     student = build(family, False, seed + 100, teacher.num_classes)
     if start == "selected weights":
-        select_weights(student, teacher)
+        student.load_state_dict(selected_weights(student.state_dict(), teacher.state_dict()))
     elif start == "kd":
         inherit_together([(student, INPUT)], teacher, sample, INPUT)
     return student
 
 
-def measured(
-    families: Sequence[str],
-    seeds: Iterable[int],
-    chosen: argparse.Namespace,
-    done: Container[tuple[str, int, str]],
-) -> Iterator[dict[str, Any]]:
-    """One record for each seed, family and start that is not done yet."""
-    drawn = drawn_pictures("train", max(chosen.pictures, chosen.teacher_pictures))
+def measured(asked: argparse.Namespace) -> dict[tuple[str, str], list[list[float]]]:
+    """By family and start, for each seed: accuracy of the teacher, of the student before its first step, and after one
+    epoch and all, by labels, then by labels and the teacher's answers.
+    """
+    drawn = drawn_pictures("train", max(asked.pictures, asked.teacher_pictures))
     held_out = drawn_pictures("val", 0)
-    of_teacher = tuple(each[: chosen.teacher_pictures] for each in drawn)
-    pictures, targets = (each[: chosen.pictures] for each in drawn)
-    for seed in seeds:
-        for family in families:
-            left = [start for start in STARTS if (family, seed, start) not in done]
-            if not left:
-                continue
-            teacher_epochs = chosen.teacher_epochs or TEACHER_EPOCHS[family]
-            folder = Path(chosen.teachers)
-            teacher = trained_teacher(family, seed, teacher_epochs, folder, of_teacher)
-            best = accuracy(teacher, *held_out)
-            answers = answers_of(teacher, pictures)
-            for start in left:
-                began = time.perf_counter()
-                student = started_student(family, start, seed, teacher, pictures[: chosen.sample])
-                seconds = time.perf_counter() - began
-                accuracies = trained_both_ways(
-                    student,
-                    drawn=(pictures, targets),
-                    held_out=held_out,
-                    answers=answers,
-                    epochs=chosen.epochs,
-                    rate=RATES[start],
-                    seed=seed,
-                )
-                yield {
-                    "family": family,
-                    "parameters": [parameters(teacher), parameters(student)],
-                    "seed": seed,
-                    "teacher": best,
-                    "start": start,
-                    "seconds": seconds,
-                    "accuracy": accuracies,
-                }
+    pictures, targets = (each[: asked.pictures] for each in drawn)
+    of_teacher = tuple(each[: asked.teacher_pictures] for each in drawn)
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for seed, family in product(asked.seeds, asked.families):
+        epochs = asked.teacher_epochs or TEACHER_EPOCHS[family]
+        teacher = trained_teacher(family, seed, epochs, Path(asked.teachers), of_teacher)
+        answers = answers_of(teacher, pictures)
+        for start in STARTS:
+            student = started_student(family, start, seed, teacher, pictures[: asked.sample])
+            first_weights = {name: value.clone() for name, value in student.state_dict().items()}
+            cells = [accuracy(teacher, *held_out), accuracy(student, *held_out)]
+            for taught in (None, answers):
+                student.load_state_dict(first_weights)
+                way = train(student, pictures, targets, asked.epochs, RATES[start], seed, taught)
+                for epoch in way:
+                    if epoch in (1, asked.epochs):
+                        cells.append(accuracy(student, *held_out))
+            found.setdefault((family, start), []).append(cells)
+            print(family, start, seed, cells, flush=True)
+    return found
 
 
-def trained_both_ways(
-    student: Any,
-    *,
-    drawn: tuple[Tensor, Tensor],
-    held_out: tuple[Tensor, Tensor],
-    answers: Tensor,
-    epochs: int,
-    rate: float,
-    seed: int,
-) -> dict[str, dict[int, float]]:
-    """Accuracy by number of epochs (0, 1 and all), trained by labels, and by labels and the teacher's answers."""
-    first_weights = {name: value.clone() for name, value in student.state_dict().items()}
-    before = accuracy(student, *held_out)
-    accuracies = {}
-    for way, taught in (("labels", None), ("teacher", answers)):
-        student.load_state_dict(first_weights)
-        points = {0: before}
-        for epoch in train(student, *drawn, epochs, rate, seed, taught):
-            if epoch in (1, epochs):
-                points[epoch] = accuracy(student, *held_out)
-        accuracies[way] = points
-    return accuracies
-
-
-def parameters(model: nn.Module) -> float:
-    """Millions of them."""
-    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
-
-
-def spread(values: Iterable[float]) -> str:
-    """Mean of some seeds, and the deviation of one."""
-    numbers = list(values)
-    if len(numbers) == 1:
-        return f"{numbers[0]:.1f}"
-    return f"{statistics.mean(numbers):.1f} ± {statistics.stdev(numbers):.1f}"
-
-
-def table(records: Iterable[dict[str, Any]]) -> str:
-    """Markdown: a row for each family and start, of all its seeds."""
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in records:
-        rows.setdefault((record["family"], record["start"]), []).append(record)
-    ways = ("labels", "teacher")
-    first = next(iter(rows.values()))[0]
-    epochs = list(first["accuracy"]["labels"])[1:]
-    columns = ["family (parameters)", "teacher", "start", "before the first step"]
-    for way in ways:
-        columns += [f"{way}: epoch {epoch}" for epoch in epochs]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for (family, start), group in rows.items():
-        big, small = group[0]["parameters"]
-        cells = [f"{family} ({big:.2f} M, {small:.2f} M)"]
-        cells.append(spread(record["teacher"] for record in group))
-        cells.append(start)
-        cells.append(spread(record["accuracy"]["labels"]["0"] for record in group))
-        for way in ways:
-            for epoch in epochs:
-                cells.append(spread(record["accuracy"][way][epoch] for record in group))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def parameters(family: str) -> str:
+    """Millions of the teacher's and of the student's."""
+    counts = []
+    for of_teacher in (True, False):
+        model = build(family, of_teacher, 0, 20)
+        counts.append(sum(parameter.numel() for parameter in model.parameters()) / 1e6)
+    return f"{counts[0]:.2f} M, {counts[1]:.2f} M"
 
 
 def main() -> None:
     """Prints a table, and writes it with ``--write``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", nargs="+", choices=FAMILIES)
-    parser.add_argument("--pictures", type=int, default=600)
-    parser.add_argument("--teacher_pictures", type=int, default=2000)
-    parser.add_argument("--teacher_epochs", type=int, help="default: 7 of transformers, 5 of CNNs")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--sample", type=int, default=600)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--teachers", default="/tmp/start_families", help="folder of teachers")
-    parser.add_argument("--records", help="a file of JSON lines that results are added to")
-    parser.add_argument("--write", action="store_true")
-    chosen = parser.parse_args()
+    asked = options(
+        __doc__,
+        "families...",
+        pictures=600,
+        teacher_pictures=2000,
+        teacher_epochs=0,
+        epochs=5,
+        sample=600,
+        seeds=[0, 1, 2],
+        teachers="/tmp/start_families",
+    )
     torch.set_num_threads(1)
-    records = []
-    if chosen.records and Path(chosen.records).exists():
-        for line in Path(chosen.records).read_text().splitlines():
-            records.append(json.loads(line))
-    done = {(record["family"], record["seed"], record["start"]) for record in records}
-    for record in measured(chosen.families, chosen.seeds, chosen, done):
-        line = json.dumps(record)
-        print(line, flush=True)
-        records.append(json.loads(line))
-        if chosen.records:
-            with Path(chosen.records).open("a") as file:
-                file.write(f"{line}\n")
-    text = table(records)
-    print(text)
-    if chosen.write:
-        today = datetime.date.today().isoformat()
-        Path(__file__).with_name(f"start_families_cpu_{today}.md").write_text(text + "\n")
+    rows = []
+    for (family, start), seeds in measured(asked).items():
+        teacher, *cells = (mean_of(values) for values in zip(*seeds, strict=True))
+        rows.append([f"{family} ({parameters(family)})", teacher, start, *cells])
+    columns = ["family (parameters)", "teacher", "start", "before the first step"]
+    for way, epoch in product(("labels", "teacher"), sorted({1, asked.epochs})):
+        columns.append(f"{way}: epoch {epoch}")
+    lines = [f"Accuracy %, mean ± standard deviation over seeds {asked.seeds}.", ""]
+    write(asked, "start_families", "The start, family by family", lines + table(columns, rows))
 
 
 if __name__ == "__main__":

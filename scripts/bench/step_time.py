@@ -6,7 +6,6 @@
 A step is the time from the end of one batch to the end of the next, loading included, inside an epoch.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -101,10 +100,7 @@ def quartiles(values: list[float], digits: int) -> str:
 
 def main() -> None:
     """Runs both, prints the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--against", type=Path, required=True, help="the other checkout")
-    parser.add_argument("--rounds", type=int, default=40, help="epochs of each")
-    asked = options(parser)
+    asked = options(__doc__, against=Path, rounds=40)
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         pictures = draw_folder(folder / "pictures", train=PICTURES, val=4)
@@ -129,29 +125,23 @@ def main() -> None:
             here.end()
             there.end()
     ratios = [a / b for a, b in zip(times[here], times[there], strict=True)]
+    rows = [
+        [f"this one, {here.commit()}", quartiles(times[here], 3)],
+        [f"the other, {there.commit()}", quartiles(times[there], 3)],
+        ["this one against the other, of each turn", quartiles(ratios, 4)],
+    ]
     lines = [
         f"The tests' tiny pair (ViT, 32 px) with KD, float32, batch {BATCH}, {4 * PICTURES // BATCH} steps an epoch, "
         f"{asked.rounds} epochs of each in turn, whose order changes; loading in the same process.",
         "",
-        "| tree | median step, ms |",
-        "|---|---|",
-        f"| this one, {here.commit()} | {quartiles(times[here], 3)} |",
-        f"| the other, {there.commit()} | {quartiles(times[there], 3)} |",
-        f"| this one against the other, of each turn | {quartiles(ratios, 4)} |",
+        *table(["tree", "median step, ms"], rows),
     ]
-    write(
-        "step_time",
-        asked.hardware,
-        asked.date,
-        "The step time of two checkouts",
-        lines,
-        asked.write,
-    )
+    write(asked, "step_time", "The step time of two checkouts", lines)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from scripts.bench.harness import options, write
+    from scripts.bench.harness import options, table, write
     from tests._helpers import draw_folder, save_teacher, write_recipe
 
     main()

@@ -10,7 +10,6 @@ round counts. Needs a machine to itself: rounds during which other processes too
 has no others is marked: its figures say little.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -20,19 +19,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # started as a script: tests._helpers draws the pictures
+import yaml
 
-from kd.report.facts import Facts  # noqa: E402
-from kd.report.limits import Limit  # noqa: E402
-from kd.report.records import RunRecords, read_run  # noqa: E402
-from kd.report.rules import Explained, sentence  # noqa: E402
+if str(Path(__file__).parents[2]) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
+
+from kd.report.facts import Facts
+from kd.report.limits import Limit
+from kd.report.records import RunRecords, read_run
+from kd.report.rules import Explained, sentence
+from scripts.bench.harness import HERE, ROOT, command_of, environment, options, table
 
 QUIET = 0.25  # cores that other processes may use, on average
 
@@ -44,106 +45,69 @@ def callback(name: str, **arguments: Any) -> str:
     )  # fmt: skip
 
 
-def folder(pictures: Path, **arguments: Any) -> str:
-    """An item that makes the pictures come late."""
-    return "data.source=" + json.dumps(
-        {"class_path": "scripts.bench.plants.SlowFolder", "init_args": {"root": str(pictures), **arguments}}
-    )  # fmt: skip
-
-
-def workers(run: RunRecords) -> list[str]:
-    """The item in a verdict's lever that sets the number of loader processes."""
-    return re.findall(r"(?:data\.)?num_workers=\d+", own_limit(run).lever)
-
-
 @dataclass
 class Plant:
-    """A bottleneck.
+    """A bottleneck, a row of ``truth.yaml``.
 
     Attributes:
         name: for people.
+        words: what ``$NAME`` stands for.
         bound: what the verdict must say (one of these).
-        items: that plant it.
-        follow: the items of a run that follows the advice, given the planted run.
         mention: a word that the verdict's sentence must hold.
+        planted: the words of the command line that plant it.
+        followed: those of a run that follows the advice.
         cores: that the run may use; default: all of the machine's.
         neighbours: processes that compute on these cores meanwhile; to follow the advice is to run without them.
     """
 
     name: str
-    bound: tuple[str, ...]
-    items: list[str]
-    follow: Callable[[RunRecords], list[str]]
-    mention: str = ""
+    words: dict[str, str]
+    bound: list[str]
+    mention: str
+    planted: str = ""
+    followed: str = ""
     cores: int | None = None
     neighbours: int = 0
+
+    @property
+    def items(self) -> list[str]:
+        """The words that plant it, one by one."""
+        return Template(self.planted).substitute(self.words).split()
+
+    def follow(self, run: RunRecords) -> list[str]:
+        """The words of a run that follows the advice that the planted one was given."""
+        lever = own_limit(run).lever
+        workers = " ".join(re.findall(r"(?:data\.)?num_workers=\d+", lever))
+        advised = {
+            "workers": workers,
+            "some_workers": workers or self.words["one"],
+            "busy_or_cheaper": "" if "cheaper" in lever else self.words["busy"],
+        }
+        return Template(self.followed).substitute(self.words | advised).split()
 
     def limit(self, run: RunRecords) -> Limit:
         """What limits the planted run first; other processes of the machine aside, unless they are the plant."""
         if not self.neighbours:
             return own_limit(run)
-        return next(
-            limit for limit in Explained(run).limits if limit.bound != "startup"
-        )  # beside them the short run starts slowly
+        limits = Explained(run).limits
+        # beside them the short run starts slowly
+        return next(limit for limit in limits if limit.bound != "startup")
 
 
 def plants(pictures: Path) -> list[Plant]:
-    """All of them."""
-    sleepy, disk = folder(pictures, sleep_s=0.02), folder(pictures, bytes_per_s=80_000)
-    costly, busy = folder(pictures, burn_s=0.004), folder(pictures, burn_s=0.012)
-    pace = callback(
-        "Slow", part="student", seconds=0.06
-    )  # a step that does not only compete for the cores
-    two = ["config=ddp_2cpu", "data.batch_size=4"]
-    return [
-        Plant("sleeping transform", ("data",), [pace, sleepy], lambda run: [pace, sleepy, *workers(run)],
-              "data.num_workers"),
-        Plant("slow disk", ("data",), [pace, disk], lambda run: [pace, disk, *workers(run)], "data.num_workers"),
-        Plant("16 workers on few cores", ("host", "data"), [costly, "data.num_workers=16"],
-              lambda run: workers(run) or ["data.num_workers=1"],  # cheaper pictures, and no more workers than cores
-              "16 loader processes"),
-        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, busy, "data.num_workers=8"],
-              lambda run: [*two, *([] if "cheaper" in own_limit(run).lever else [busy]),
-                           *(workers(run) or ["data.num_workers=1"])],
-              "16 loader processes", cores=2),
-        Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
-              lambda run: [callback("FreeTeacher")], "model.teacher.cache=on"),
-        Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],
-              lambda run: [], "optimizer"),
-        Plant("slow callback", ("host",), [callback("Slow", part="callback", seconds=0.15)],
-              lambda run: [], "Slow.on_train_batch_start"),
-        Plant("slow checkpoints", ("checkpoint",), [callback("Slow", part="checkpoint", seconds=0.1)],
-              lambda run: [], "checkpoint"),
-        Plant("one slow rank", ("communication",), [*two, callback("Slow", part="student", seconds=0.3, rank=1)],
-              lambda run: two, "rank 1 computes"),
-        Plant("a neighbour on the only core", ("host",), [], lambda run: [], "other processes use", 1, neighbours=1),
-        Plant("neighbours beside a busy loader", ("host",), [busy, "data.num_workers=1"],
-              lambda run: [busy, "data.num_workers=1"], "other processes use", 2, neighbours=2),
-    ]  # fmt: skip
+    """Those of a training of kd on these pictures."""
+    return _read("kd", pictures)
 
 
 def foreign_plants() -> list[Plant]:
     """Those of a training that is not kd's; the items are words of ``foreign.py``."""
-    pace = "slow=forward:0.06"
-    sleepy, busy = "sleep_s=0.02", "burn_s=0.012"
-    busier = "burn_s=0.03"  # a batch takes 240 ms of a core, a step 90
-    two = ["devices=2"]
-    long = "steps=120"  # more batches than 16 loader processes hold ready
-    return [
-        Plant("sleeping loader", ("data",), [pace, sleepy], lambda run: [pace, sleepy, *workers(run)],
-              "num_workers"),
-        Plant("16 workers on few cores", ("host", "data"), [busier, long, "num_workers=16"],
-              lambda run: [long, *(workers(run) or ["num_workers=1"])], "16 loader processes", cores=2),
-        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, busy, long, "num_workers=8"],
-              lambda run: [*two, long, *([] if "cheaper" in own_limit(run).lever else [busy]),
-                           *(workers(run) or ["num_workers=1"])],
-              "16 loader processes", cores=2),
-        Plant("slow optimizer", ("model",), ["slow=optimizer:0.15"], lambda run: [], "optimizer"),
-        Plant("slow callback", ("host",), ["slow=callback:0.15"], lambda run: [], "Slow.on_train_batch_start"),
-        Plant("slow checkpoints", ("checkpoint",), ["slow=checkpoint:0.1"], lambda run: [], "checkpoint"),
-        Plant("one slow rank", ("communication",), [*two, "slow=forward:0.3:1"], lambda run: two, "rank 1 computes"),
-        Plant("a neighbour on the only core", ("host",), [], lambda run: [], "other processes use", 1, neighbours=1),
-    ]  # fmt: skip
+    return _read("foreign", Path())
+
+
+def _read(kind: str, pictures: Path) -> list[Plant]:
+    text = (HERE / "truth.yaml").read_text().replace("$pictures", str(pictures))
+    table = yaml.safe_load(text)[kind]
+    return [Plant(name, table["words"], **row) for name, row in table["plants"].items()]
 
 
 def train(
@@ -158,24 +122,18 @@ def train(
         neighbours: processes that compute on them meanwhile.
     """
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
-    command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
+    command = command_of(f"recipe={recipe}", f"runs_dir={root}", *items)
     if recipe.suffix == ".py":
         command = [sys.executable, str(recipe), str(root), *items]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pin = (
-        []
-        if cores is None
-        else ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))]
-    )
-    beside = [
-        subprocess.Popen([*pin, sys.executable, "-c", "while True: pass"])
-        for _ in range(neighbours)
-    ]
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(allowed)[:cores]))  # the processes inherit it
     try:
-        done = subprocess.run(
-            [*pin, *command], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
+        spin = [sys.executable, "-c", "while True: pass"]
+        beside = [subprocess.Popen(spin) for _ in range(neighbours)]
+        env = environment(OMP_NUM_THREADS="1")
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     finally:
+        os.sched_setaffinity(0, allowed)
         for process in beside:
             process.kill()
             process.wait()
@@ -248,7 +206,7 @@ def prediction(rounds: list[Round]) -> tuple[float, float]:
     )
 
 
-def row(plant: Plant, rounds: list[Round]) -> str:
+def row(plant: Plant, rounds: list[Round]) -> list[str]:
     """A line of the table: the quiet rounds', or all with a mark where there are none."""
     quiet = quiet_ones(rounds)
     used = quiet or rounds
@@ -256,63 +214,51 @@ def row(plant: Plant, rounds: list[Round]) -> str:
     middle = sorted(used, key=lambda r: r.reached)[(len(used) - 1) // 2]
     predicted, reached = prediction(used)
     others = f"{statistics.median(r.others for r in used):.1f}{'' if quiet else ' (not quiet)'}"
-    return (
-        f"| {plant.name} | {named} of {len(used)} | {sentence(middle.limit)} | {predicted:.2f} | {reached:.2f} | "
-        f"{predicted / reached - 1:+.0%} | {others} |"
-    )
+    return [
+        plant.name,
+        f"{named} of {len(used)}",
+        sentence(middle.limit),
+        f"{predicted:.2f}",
+        f"{reached:.2f}",
+        f"{predicted / reached - 1:+.0%}",
+        others,
+    ]
 
 
 def main() -> None:
     """Writes the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", help="the plant of this name")
-    parser.add_argument("--foreign", action="store_true", help="a training that is not kd's")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    lines = [
-        "| planted | named | the verdict | predicted | reached | error | cores that others took |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
+    asked = options(__doc__, only=None, foreign=False, out=None, epochs=3, rounds=3)
+    rows = []
     with tempfile.TemporaryDirectory() as place:
-        if arguments.foreign:
-            recipe = Path(shutil.copy(ROOT / "scripts/bench/foreign.py", place))
-            items, one_worker, planted = (
-                [f"epochs={arguments.epochs}"],
-                "num_workers=1",
-                foreign_plants(),
-            )
+        if asked.foreign:
+            recipe = Path(shutil.copy(HERE / "foreign.py", place))
+            items, one_worker = [f"epochs={asked.epochs}"], "num_workers=1"
+            planted = foreign_plants()
         else:
             pictures, recipe = prepare(Path(place))
-            items, one_worker = [f"trainer.max_epochs={arguments.epochs}"], "data.num_workers=1"
+            items, one_worker = [f"trainer.max_epochs={asked.epochs}"], "data.num_workers=1"
             planted = plants(pictures)
-        errors: dict[str, float] = {}
         for plant in planted:
-            if arguments.only in (None, plant.name):
-                rounds = [play(plant, recipe, items) for _ in range(arguments.rounds)]
-                lines.append(row(plant, rounds))
-                print(lines[-1], flush=True)
-                predicted, reached = prediction(quiet_ones(rounds) or rounds)
-                errors[plant.name] = predicted / reached - 1
+            if asked.only in (None, plant.name):
+                rounds = [play(plant, recipe, items) for _ in range(asked.rounds)]
+                rows.append(row(plant, rounds))
+                print(rows[-1], flush=True)
         healthy = train(recipe, [*items, one_worker])
         alarms = ", ".join(finding["rule"] for finding in healthy.summary["findings"]) or "none"
         text = f"{sentence(own_limit(healthy))}; rules: {alarms}"
-        lines.append(f"| nothing | | {text} | | | | {Facts(healthy).other_cores:.1f} |")
-        print(lines[-1])
-    worst = max(errors, key=lambda name: abs(errors[name]), default="")
-    lines.append(f"\nWorst error: {errors[worst]:+.0%} ({worst})." if worst else "")
-    print(lines[-1])
-    foreign = " --foreign" if arguments.foreign else ""
-    head = (
-        f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores\n\n"
-        f"`python scripts/bench/truth.py{foreign} --epochs {arguments.epochs} --rounds {arguments.rounds}`; batch 8, one "
-        f"compute thread; medians of the rounds in which other processes took {QUIET} cores or less.\n\n"
-    )
-    if arguments.out:
-        arguments.out.write_text(head + "\n".join(lines) + "\n")
+        rows.append(["nothing", "", text, "", "", "", f"{Facts(healthy).other_cores:.1f}"])
+    columns = ["planted", "named", "the verdict", "predicted", "reached", "error"]
+    lines = [
+        f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores",
+        "",
+        f"`python scripts/bench/truth.py {' '.join(sys.argv[1:])}`; batch 8, one compute thread; medians of the rounds in "
+        f"which other processes took {QUIET} cores or less.",
+        "",
+        *table([*columns, "cores that others took"], rows),
+    ]
+    print("\n".join(lines))
+    if asked.out:
+        Path(asked.out).write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

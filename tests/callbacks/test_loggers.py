@@ -2,7 +2,7 @@
 
 import csv
 import json
-import os
+import signal
 import struct
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import CSVLogger
 
 from kd.callbacks.context import RunContext
@@ -25,24 +24,7 @@ from kd.errors import UserError
 from kd.optim import warmup_cosine
 from kd.run import needs
 from tests._forks import start, status_of
-
-LOGGERS = {"CSVLogger": "metrics.csv", "TensorBoardLogger": "events.out.*"}
-
-
-@pytest.mark.parametrize("name", LOGGERS)
-def test_a_logger_by_its_name(recipe: Path, tmp_path: Path, name: str) -> None:
-    if name == "TensorBoardLogger" and not (find_spec("tensorboard") or find_spec("tensorboardX")):
-        pytest.skip("tensorboard is not installed")
-    logger = json.dumps(
-        {
-            "class_path": f"pytorch_lightning.loggers.{name}",
-            "init_args": {"save_dir": str(tmp_path / "logs")},
-        }
-    )
-    assert train_main([f"recipe={recipe}", f"trainer.logger={logger}", "trainer.max_epochs=1"]) == 0
-    (file,) = (tmp_path / "logs").rglob(LOGGERS[name])
-    assert file.stat().st_size > 100
-    assert "train/kd_loss" in (tmp_path / "runs" / "tiny" / "000" / "metrics.csv").read_text()
+from tests._runs import disturb
 
 
 def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
@@ -155,37 +137,6 @@ def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
 
 
-class KillAt(Callback):
-    """Ends the run in the middle of an epoch, after steps that no checkpoint holds."""
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
-    ) -> None:
-        if trainer.global_step == 10:
-            os._exit(9)
-
-
-def test_a_killed_and_resumed_run_logs_each_step_once(recipe: Path) -> None:
-    """As ``metrics.csv``: 12 steps, killed at the tenth, resumed at the last checkpoint, of step 6."""
-    board = find_spec("tensorboard") is not None
-    names = "[CSVLogger,TensorBoardLogger]" if board else "[CSVLogger]"
-    kill = json.dumps({"class_path": "tests.callbacks.test_loggers.KillAt"})
-    pid = start(
-        [f"recipe={recipe}", f"trainer.logger={names}", f"trainer.callbacks+={kill}"],
-        recipe.parent / "log",
-    )
-    assert status_of(pid) == 9
-    run = recipe.parent / "runs" / "tiny" / "000"
-    assert len(steps_of(run / "csv" / "metrics.csv")) > 6, "it was not killed after a checkpoint"
-    assert train_main([f"resume={run}", "trainer.callbacks=null"]) == 0
-    assert steps_of(run / "metrics.csv") == list(range(12))
-    assert steps_of(run / "csv" / "from_step_6" / "metrics.csv") == list(range(6, 12))
-    if board:
-        reading = import_module("tensorboard.backend.event_processing.event_accumulator")
-        events = reading.EventAccumulator(str(run / "tensorboard")).Reload()
-        assert [event.step for event in events.Scalars("train/loss")] == list(range(12))
-
-
 def train_to_the_end(items: list[str]) -> int:
     """``kd-train``, and what W&B does at a process's end, which a fork does not reach."""
     status = train_main(items)
@@ -194,16 +145,28 @@ def train_to_the_end(items: list[str]) -> int:
     return status
 
 
-def kill_and_resume(recipe: Path, logger: str) -> Path:
+def kill_and_resume(recipe: Path, loggers: str) -> Path:
     """Two epochs of 6 steps, killed at step 10, resumed at step 6; the run's folder."""
-    kill = json.dumps({"class_path": "tests.callbacks.test_loggers.KillAt"})
-    items = [f"recipe={recipe}", f"trainer.logger={logger}", f"trainer.callbacks+={kill}"]
-    assert status_of(start(items, recipe.parent / "log")) == 9
+    items = [f"recipe={recipe}", f"trainer.logger={loggers}", disturb("KillAtStep", step=10)]
+    assert status_of(start(items, recipe.parent / "log")) == -signal.SIGKILL
     run = recipe.parent / "runs" / "tiny" / "000"
     items = [f"resume={run}", "trainer.callbacks=null"]
     resumed = start(items, recipe.parent / "log", program=train_to_the_end)
     assert status_of(resumed) == 0, (recipe.parent / "log").read_text()
     return run
+
+
+def test_a_killed_and_resumed_run_logs_each_step_once(recipe: Path) -> None:
+    """As ``metrics.csv``: 12 steps, killed at the tenth, resumed at the last checkpoint, of step 6."""
+    board = find_spec("tensorboard") is not None
+    run = kill_and_resume(recipe, "[CSVLogger,TensorBoardLogger]" if board else "[CSVLogger]")
+    assert len(steps_of(run / "csv" / "metrics.csv")) > 6, "it was not killed after a checkpoint"
+    assert steps_of(run / "metrics.csv") == list(range(12))
+    assert steps_of(run / "csv" / "from_step_6" / "metrics.csv") == list(range(6, 12))
+    if board:
+        reading = import_module("tensorboard.backend.event_processing.event_accumulator")
+        events = reading.EventAccumulator(str(run / "tensorboard")).Reload()
+        assert [event.step for event in events.Scalars("train/loss")] == list(range(12))
 
 
 def test_mlflow_continues_the_run_of_a_killed_training(recipe: Path) -> None:

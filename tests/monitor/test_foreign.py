@@ -11,12 +11,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 from kd.cli import report_main
@@ -30,8 +27,8 @@ from kd.storage.objects import file_system
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 from tests._forks import free_port, run_ranks
 from tests._helpers import ROOT
+from tests.monitor._foreign import Classifier, linear, loader, plain_loop, trainer_with
 
-BATCH = 2
 LATE_S = 0.4  # of rank 1, in each step: long against what a step computes, on a busy machine too
 
 
@@ -39,24 +36,6 @@ def get(address: str) -> str:
     """What is served there."""
     with urllib.request.urlopen(address, timeout=30) as answer:
         return str(answer.read().decode())
-
-
-class Classifier(LightningModule):
-    """A plain module; its second rank may be late."""
-
-    def __init__(self, late_s: float = 0.0) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
-        self.late_s = late_s
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        if self.global_rank == 1:
-            time.sleep(self.late_s)
-        pictures, labels = batch
-        return nn.functional.cross_entropy(self.net(pictures), labels)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Meanwhile(Callback):
@@ -74,18 +53,6 @@ class Meanwhile(Callback):
     ) -> None:
         if batch_idx == 15:
             self.call()
-
-
-def loader(batches: int = 30) -> DataLoader:
-    count = batches * BATCH
-    pictures = torch.rand(count, 3, 4, 4)
-    return DataLoader(TensorDataset(pictures, torch.arange(count) % 4), batch_size=BATCH)
-
-
-def trainer_with(*callbacks: Callback, **settings: Any) -> Trainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    chosen = {"max_epochs": 1, "accelerator": "cpu", "enable_model_summary": False, **settings}
-    return Trainer(callbacks=list(callbacks), **quiet, **chosen)  # type: ignore[arg-type]
 
 
 class Skipping(Classifier):
@@ -226,17 +193,8 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     watch = kd.Monitor(folder / "lightning", rules_every_s=0, price_per_hour=3.0, interval_s=0.1)
     trainer_with(watch, max_epochs=2).fit(Classifier(), loader())
-    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with kd.Monitor(folder / "plain", rules_every_s=0) as watch:
-        for pictures, labels in watch(iter(loader())):  # no length, no batch size
-            with watch.phase("forward"):
-                loss = nn.functional.cross_entropy(net(pictures), labels)
-            with watch.phase("backward"):
-                loss.backward()
-            with watch.phase("optimizer"):
-                optimizer.step()
-            watch.log(loss)
+        plain_loop(watch, watch(iter(loader())), linear())  # no length, no batch size
     return folder
 
 
@@ -332,7 +290,7 @@ def lightning_ranks(items: list[str]) -> int:
     """A program of a rank: Lightning's DDP, until a limit ends it."""
     watch = kd.Monitor(items[0], max_hours=13 / 3600, rules_every_s=0)
     strategy = {"devices": 2, "strategy": "ddp", "max_epochs": 100}
-    trainer_with(watch, **strategy).fit(Classifier(late_s=LATE_S), loader(2 * 10))
+    trainer_with(watch, **strategy).fit(Classifier(forward_s=LATE_S, rank=1), loader(2 * 10))
     return 0
 
 
@@ -340,18 +298,9 @@ def plain_ranks(items: list[str]) -> int:
     """A program of a rank: a loop around DistributedDataParallel."""
     rank = int(os.environ["LOCAL_RANK"])
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    net = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(48, 4)))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net = DistributedDataParallel(linear())
     with kd.Monitor(items[0], rules_every_s=0) as watch:
-        for pictures, labels in watch(loader(24), net):
-            with watch.phase("forward"):
-                time.sleep(LATE_S * rank)
-                loss = nn.functional.cross_entropy(net(pictures), labels)
-            with watch.phase("backward"):
-                loss.backward()
-            with watch.phase("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
+        plain_loop(watch, watch(loader(24), net), net, LATE_S * rank)
     return 0
 
 

@@ -4,14 +4,11 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
 
 import kd
 from kd.errors import UserError
@@ -31,52 +28,17 @@ from kd.monitor.watch import Watch
 from kd.monitor.watched import Watched
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
-from tests.monitor._loaders import BATCH, SIDE, STEPS, OwnLoader
-
-torchvision = pytest.importorskip("torchvision")
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-}
-
-
-class Classifier(LightningModule):
-    """A plain module, as its author would write it."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = torchvision.models.ResNet(
-            torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4, width_per_group=64
-        )
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        pictures, labels = batch
-        logits = self.net(pictures)
-        return nn.functional.cross_entropy(logits, labels)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        pictures, labels = batch
-        right = (self.net(pictures).argmax(1) == labels).float().mean()
-        self.log("val/acc1", right)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def pictures(count: int = 2 * STEPS) -> DataLoader:
-    return DataLoader(
-        TensorDataset(torch.rand(count, 3, SIDE, SIDE), torch.arange(count) % 4), batch_size=BATCH
-    )
-
-
-def trained(folder: Path, module: LightningModule, loader: Any, **settings: Any) -> RunRecords:
-    watch = kd.Monitor(folder, interval_s=0.1, rules_every_s=0, **settings)
-    Trainer(max_epochs=1, callbacks=[watch], **QUIET).fit(module, loader)
-    return read_run(folder)
+from tests.monitor._foreign import (
+    SIDE,
+    STEPS,
+    Classifier,
+    OwnLoader,
+    linear,
+    loader,
+    plain_loop,
+    trained,
+    trainer_with,
+)
 
 
 def shares(run: RunRecords) -> dict[str, float]:
@@ -86,9 +48,14 @@ def shares(run: RunRecords) -> dict[str, float]:
 
 
 def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) -> None:
+    class Module(Classifier):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
     watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
-    trainer = Trainer(max_epochs=2, callbacks=[watch], log_every_n_steps=4, **QUIET)
-    trainer.fit(Classifier(), pictures(16), pictures(8))
+    trainer = trainer_with(watch, max_epochs=2, log_every_n_steps=4)
+    trainer.fit(Module(8), loader(8), loader(4))
     run = read_run(tmp_path / "run")
     assert [row["val/acc1"] for row in run.metrics if "val/acc1" in row]
     assert [row["step"] for row in run.metrics if "train/loss" in row] == [3, 7, 11, 15]
@@ -105,19 +72,19 @@ def test_the_loss_of_accumulated_batches_is_a_batchs_own(tmp_path: Path) -> None
             return 0 * super().training_step(batch, batch_idx) + 3.0
 
     watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
-    arguments: dict[str, Any] = {"accumulate_grad_batches": 4, "log_every_n_steps": 1, **QUIET}
-    Trainer(max_epochs=1, callbacks=[watch], **arguments).fit(Three(), pictures(16))
+    trainer = trainer_with(watch, accumulate_grad_batches=4, log_every_n_steps=1)
+    trainer.fit(Three(), loader(8))
     losses = [row["train/loss"] for row in read_run(tmp_path / "run").metrics]
     assert losses == [3.0] * len(losses) and losses
 
 
 def test_a_training_that_resumes_has_each_step_once_in_its_metrics(tmp_path: Path) -> None:
     files = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-    arguments: dict[str, Any] = {**QUIET, "log_every_n_steps": 1, "enable_checkpointing": True}
+    arguments = {"max_epochs": 2, "log_every_n_steps": 1, "enable_checkpointing": True}
     for checkpoint in (None, tmp_path / "epoch=0.ckpt"):
         watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
-        trainer = Trainer(max_epochs=2, callbacks=[watch, files], **arguments)
-        trainer.fit(Classifier(), pictures(4 * BATCH), ckpt_path=checkpoint, weights_only=False)
+        trainer = trainer_with(watch, files, **arguments)
+        trainer.fit(Classifier(), loader(4), ckpt_path=checkpoint, weights_only=False)
     rows = read_run(tmp_path / "run").metrics
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(8))
 
@@ -132,7 +99,7 @@ def test_a_loader_without_a_length_has_no_last_batch_of_the_loader_before() -> N
 
 def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
     watch = kd.Monitor(tmp_path / "run", max_hours=1e-4, rules_every_s=0)
-    trainer = Trainer(max_epochs=100, callbacks=[watch], **QUIET)
+    trainer = trainer_with(watch, max_epochs=100)
     trainer.fit(Classifier(), OwnLoader(0.05))
     run = read_run(tmp_path / "run")
     assert run.summary["status"] == "stopped: MaxHours"
@@ -142,13 +109,13 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
 def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match="run: can't be written: is a file; a folder must be there"):
-        trained(tmp_path / "run", Classifier(), pictures(4))
+        trained(tmp_path / "run", Classifier(), loader(2))
 
 
 def test_one_folder_holds_one_training(tmp_path: Path) -> None:
-    trained(tmp_path / "run", Classifier(), pictures(4))
+    trained(tmp_path / "run", Classifier(), loader(2))
     with pytest.raises(UserError, match="holds the records of an earlier training"):
-        trained(tmp_path / "run", Classifier(), pictures(4))
+        trained(tmp_path / "run", Classifier(), loader(2))
     for settings, message in (
         ({"kernel_at": 3}, "no key 'kernel_at'; did you mean 'kernels_at'"),
         ({"interval_s": 0.0}, "interval_s must be >= 0.05"),
@@ -175,19 +142,10 @@ def test_a_training_that_fails_leaves_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_plain_loop_is_watched(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 4))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net = linear()
     with kd.Monitor(tmp_path / "run", interval_s=0.1) as watch:
         for _ in range(2):
-            for batch, labels in watch(OwnLoader(0.02)):
-                with watch.phase("forward"):
-                    loss = nn.functional.cross_entropy(net(batch), labels)
-                with watch.phase("backward"):
-                    loss.backward()
-                with watch.phase("optimizer"):
-                    optimizer.step()
-                    optimizer.zero_grad()
-                watch.log(loss)
+            plain_loop(watch, watch(OwnLoader(0.02)), net)
             with watch.phase("validation"):
                 time.sleep(0.1)
     run = read_run(tmp_path / "run")

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-import kd
 from kd.report.limits import Limit
-from kd.report.records import RunRecords, read_run
+from kd.report.records import RunRecords
 from kd.report.rules import Explained
 from tests._clock import OwnTime
-from tests.monitor._loaders import BATCH, SIDE, STEPS, OwnLoader
+from tests.monitor._foreign import BATCH, STEPS, Classifier, OwnLoader, linear, trained
 
 torchvision = pytest.importorskip("torchvision")
 
@@ -39,32 +37,15 @@ class Swing(torch.autograd.Function):
         return grads[0]
 
 
-class Classifier(LightningModule):
-    """A plain module of torchvision's ResNet, as its author would write it.
+class Swings(nn.Module):
+    """A model whose backward pass takes long in turn."""
 
-    Args:
-        forward_s: seconds that its forward pass takes beside computing.
-        swings: whether its backward pass does.
-    """
-
-    def __init__(self, forward_s: float = 0.0, swings: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.net = torchvision.models.ResNet(
-            torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4
-        )
-        self.forward_s = forward_s
-        self.swings = swings
+        self.net = linear()
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        pictures, labels = batch
-        time.sleep(self.forward_s)
-        logits = self.net(pictures)
-        if self.swings:
-            logits = Swing.apply(logits)
-        return nn.functional.cross_entropy(logits, labels)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+    def forward(self, pictures: Tensor) -> Tensor:
+        return Swing.apply(self.net(pictures))
 
 
 class Augmented(Dataset):
@@ -75,7 +56,7 @@ class Augmented(Dataset):
 
         self.picture = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
         self.augment = v2.Compose(
-            [v2.ColorJitter(0.4, 0.4, 0.4, 0.2), v2.RandomResizedCrop(SIDE), v2.ToDtype(torch.float32)]
+            [v2.ColorJitter(0.4, 0.4, 0.4, 0.2), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32)]
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -83,20 +64,6 @@ class Augmented(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.augment(self.picture), index % 4
-
-
-def trained(folder: Path, module: LightningModule, loader: Any) -> RunRecords:
-    """The records of an epoch."""
-    Trainer(
-        max_epochs=1,
-        callbacks=[kd.Monitor(folder, interval_s=0.1, rules_every_s=0)],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, loader)
-    return read_run(folder)
 
 
 def data_share(run: RunRecords) -> float:
@@ -133,7 +100,7 @@ def test_a_loader_that_starves_is_named_and_the_cure_gives_what_was_promised(
 
 def test_a_backward_pass_that_swings_is_named(tmp_path: Path, own_time: OwnTime) -> None:
     """KT's: the data wait is nothing, and backward takes 8 or 31 s of the same shapes."""
-    before = trained(tmp_path / "before", Classifier(swings=True), OwnLoader(0.0006))
+    before = trained(tmp_path / "before", Classifier(Swings()), OwnLoader(0.0006))
     texts = {finding["rule"]: finding["text"] for finding in before.summary["findings"]}
     assert texts["PhaseVariation"].startswith("backward takes 8.")
     assert " to 3" in texts["PhaseVariation"]
@@ -149,7 +116,9 @@ def test_a_backward_pass_that_swings_is_named(tmp_path: Path, own_time: OwnTime)
 def test_augmentation_that_binds_is_named(tmp_path: Path, own_time: OwnTime) -> None:
     """DALI's: large pictures, augmented one by one on the CPU; the cure is to make them small ahead."""
     large = DataLoader(Augmented(900), batch_size=BATCH)
-    before = trained(tmp_path / "before", Classifier(), large)
+    resnet = torchvision.models.ResNet
+    block = torchvision.models.resnet.BasicBlock
+    before = trained(tmp_path / "before", Classifier(resnet(block, [1] * 4, 4)), large)
     first = own_limits(before)[0]
     assert first.bound == "data"
     assert first.lever.startswith(("num_workers=", "cheaper pictures"))
@@ -158,6 +127,6 @@ def test_augmentation_that_binds_is_named(tmp_path: Path, own_time: OwnTime) -> 
         Explained(before).facts.loading_busy > 0.9
     )  # the wait is computing, not waiting for a disk
 
-    small = DataLoader(Augmented(SIDE), batch_size=BATCH)
-    after = trained(tmp_path / "after", Classifier(), small)
+    small = DataLoader(Augmented(32), batch_size=BATCH)
+    after = trained(tmp_path / "after", Classifier(resnet(block, [1] * 4, 4)), small)
     assert data_share(after) < data_share(before) / 2
