@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests._http import Handler, http_server
 
 
 class Faults:
@@ -42,16 +43,14 @@ class Faults:
 def before(port: int, faults: Faults) -> Iterator[int]:
     """The port of a server that passes on to ``port`` what does not fail."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Between(Handler):
         protocol_version = "HTTP/1.1"  # answers those who ask before they send a body
 
         def _pass(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.posted()
             fault = faults.next(self.command, self.path, self.headers.get("Range", ""))
             if fault == "error":
-                self.send_response(500)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.reply(500)
                 return
             if fault == "slow":
                 threading.Event().wait(0.2)
@@ -85,12 +84,5 @@ def before(port: int, faults: Faults) -> Iterator[int]:
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    with http_server(Between) as server:
+        yield server.server_port

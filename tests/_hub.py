@@ -3,9 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import huggingface_hub
 import pytest
@@ -13,6 +11,8 @@ import timm
 from huggingface_hub import constants
 from safetensors.torch import save
 from torch import Tensor
+
+from tests._http import Handler, http_server
 
 COMMIT = "a" * 40
 """Of every repository."""
@@ -39,21 +39,15 @@ def hub_with(
     file = f"/{config.hf_hub_id}/resolve/main/model.safetensors"
     paths: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hub(Handler):
         def answer(self, with_body: bool) -> None:
             """The weights under their path, the hub itself under ``/``, else nothing."""
             paths.append(self.path)
             content = {file: weights, "/": b""}.get(self.path)
-            self.send_response(404 if content is None else 200)
-            if content is None:
-                self.send_header("X-Error-Code", "EntryNotFound")
-            content = content or b""
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if with_body:
-                self.wfile.write(content)
+            more = {"X_Error_Code": "EntryNotFound"} if content is None else {}
+            more["ETag"] = f'"{hashlib.sha256(content or b"").hexdigest()}"'
+            status = 404 if content is None else 200
+            self.reply(status, content or b"", with_body, X_Repo_Commit=COMMIT, **more)
 
         def do_HEAD(self) -> None:
             self.answer(with_body=False)
@@ -61,20 +55,11 @@ def hub_with(
         def do_GET(self) -> None:
             self.answer(with_body=True)
 
-        def log_message(self, *_: object) -> None:
-            """Prints nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    huggingface_hub.close_session()
-    try:
+    with http_server(Hub) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        huggingface_hub.close_session()
         yield paths
-    finally:
-        server.shutdown()
-        server.server_close()

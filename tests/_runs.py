@@ -25,6 +25,17 @@ def run_folders(recipe: Path) -> list[Path]:
     return sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))
 
 
+def run_of(recipe: Path) -> Path:
+    """The folder of the first run of the tiny pair's recipe."""
+    return recipe.parent / "runs" / "tiny" / "000"
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """A run's ``summary.json``."""
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
 def losses(folder: Path) -> dict[int, float]:
     """train/loss by step, as stored."""
     with (folder / "metrics.csv").open() as file:
@@ -45,8 +56,14 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert torch.equal(a[key], b[key]), key
 
 
+def callback(path: str, **arguments: Any) -> str:
+    """The word that adds a callback by its class path."""
+    return f"trainer.callbacks+={json.dumps({'class_path': path, 'init_args': arguments})}"
+
+
 def disturb(name: str, **arguments: Any) -> str:
-    return f"trainer.callbacks+={json.dumps({'class_path': f'tests._stop.{name}', 'init_args': arguments})}"
+    """That adds one of :mod:`tests._stop`."""
+    return callback(f"tests._stop.{name}", **arguments)
 
 
 def assert_good(folder: Path, *steps: int) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -150,6 +150,18 @@ def shared() -> Path:
     if "KD_SHARED" not in os.environ:
         pytest.skip("KD_SHARED is not set")
     return Path(os.environ["KD_SHARED"])
+
+
+@pytest.fixture()
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]], str]:
+    """Runs a command (``train``, its words), which must end with status 2: what it says on the error stream."""
+    from kd.cli import main
+
+    def refused(command: str, words: Sequence[str]) -> str:
+        assert main(command, words) == 2
+        return capsys.readouterr().err
+
+    return refused
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from kd.api import _request
 from kd.cli import main
 from kd.errors import RunError, UserError
 from kd.run.run import Run
+from tests._runs import run_of, summary_of
 
 OLD = [
     "kd.monitor.audit.Audit",
@@ -76,10 +77,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
     assert main("train", items) == 0
     other = tmp_path / "b" / "tiny" / "000"
     assert result.folder == tmp_path / "a" / "tiny" / "000"
-    assert (
-        result.summary["student"]["val"]
-        == json.loads((other / "summary.json").read_text())["student"]["val"]
-    )
+    assert result.summary["student"]["val"] == summary_of(other)["student"]["val"]
     own, theirs = (
         kd.load_student(folder)[0] for folder in (result.folder, str(other / "student.safetensors"))
     )
@@ -158,7 +156,7 @@ def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str
             {"optim.lr": 1e30, "trainer.gradient_clip_val": 0, "trainer.precision": "32-true"},
         )
     with pytest.raises(UserError, match="is no finished run"):
-        kd.evaluate(recipe.parent / "runs" / "tiny" / "000")
+        kd.evaluate(run_of(recipe))
 
 
 def test_the_data_module_is_found_where_it_was() -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from kd.cli import main
 from kd.storage.student_metadata import weights_digest
 from tests._helpers import ARCH, TINY, save_teacher, tiny_vit
+from tests._runs import summary_of
 
 
 def test_a_run_and_weights_files_side_by_side(
@@ -65,7 +66,7 @@ def test_a_run_whose_teacher_can_not_be_measured_is_compared_with_a_file(
 
 
 def test_a_weights_file_alone_needs_only_pictures(
-    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """timm's folder knows its model, input and classes; the figures are those of the run on these pictures."""
     val = finished.parents[2] / "data" / "val"
@@ -79,8 +80,7 @@ def test_a_weights_file_alone_needs_only_pictures(
     assert bare["student"]["acc1"] == run["student"]["acc1"]
     assert "teacher" not in bare
     capsys.readouterr()
-    assert main("eval", [str(finished / "student")]) == 2
-    assert "needs pictures: folder=DIR" in capsys.readouterr().err
+    assert "needs pictures: folder=DIR" in refusal("eval", [str(finished / "student")])
     (tmp_path / "x.pth").write_bytes(b"")
     odd = timm.create_model(
         "resnet10t", num_classes=4, block_args={"attn_layer": "se"}
@@ -97,14 +97,13 @@ def test_a_weights_file_alone_needs_only_pictures(
         (["arch=mine.Nets"], f"{no_model}, got 'mine.Nets'"),
         (["arch=resnet18"], "checkpoint: "),
     ):
-        assert main("eval", [str(tmp_path / "x.pth"), f"folder={val}", *items]) == 2
-        err = capsys.readouterr().err
+        err = refusal("eval", [str(tmp_path / "x.pth"), f"folder={val}", *items])
         assert err.startswith(f"kd-eval: {told}")
         assert err.count("\n") == 1
 
 
 def test_every_setting_of_a_file_counts_in_kd_eval(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """Each key of ``FILE_KEYS`` changes the figures, or what is built, as the same key of model.teacher would."""
     models = {name: tiny_vit(seed=seed) for seed, name in enumerate(("query", "key"))}
@@ -131,8 +130,7 @@ def test_every_setting_of_a_file_counts_in_kd_eval(
         shutil.copy(file, tmp_path / f"{name}.safetensors")
         alone = figures(tmp_path / f"{name}.safetensors")
         assert figures(tmp_path / "two.pth", f"checkpoint_key={name}") == alone
-    assert main("eval", [str(tmp_path / "two.pth"), *common]) == 2
-    assert "checkpoint_key=NAME says which" in capsys.readouterr().err
+    assert "checkpoint_key=NAME says which" in refusal("eval", [str(tmp_path / "two.pth"), *common])
 
     file = tmp_path / "query.safetensors"
     torch.manual_seed(0)
@@ -148,8 +146,7 @@ def test_every_setting_of_a_file_counts_in_kd_eval(
         ("img_size=-1", "img_size: "),
         ("mean=[1]", "mean: must be a list of 3"),
     ):
-        assert main("eval", [str(file), *common, item]) == 2
-        assert capsys.readouterr().err.startswith(f"kd-eval: {message}")
+        assert refusal("eval", [str(file), *common, item]).startswith(f"kd-eval: {message}")
 
 
 def accuracy_of(
@@ -203,7 +200,7 @@ def test_a_run_in_half_precision_is_told_that_its_own_figures_may_differ(
     """Its validations rounded to eight bits, and kd-eval measures what is exported, as whoever uses it will."""
     run = tmp_path / "runs" / "tiny" / "000"
     shutil.copytree(finished, run, symlinks=True)
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     summary["precision"] = precision
     if precision is None:
         del summary["precision"]
@@ -216,9 +213,7 @@ def test_a_run_in_half_precision_is_told_that_its_own_figures_may_differ(
     assert capsys.readouterr().out.splitlines().count(line) == is_said
 
 
-def test_what_can_not_be_compared_is_refused(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_not_be_compared_is_refused(finished: Path, tmp_path: Path, refusal) -> None:
     for items, told in (
         ([str(tmp_path)], "is no finished run: it has no config.yaml"),
         ([str(finished), "arch=resnet18"], "arch: is for a weights file"),
@@ -229,8 +224,7 @@ def test_what_can_not_be_compared_is_refused(
         ([str(finished), "folder="], "folder: must not be empty"),
         ([str(finished), "out="], "out: must not be empty"),
     ):
-        assert main("eval", items) == 2
-        assert told in capsys.readouterr().err
+        assert told in refusal("eval", items)
 
 
 def test_other_pictures_do_not_replace_the_runs_own_comparison(with_test: Path) -> None:

@@ -125,14 +125,15 @@ def test_a_vit_that_timm_has_a_name_for(kind: str, patch: int, image: int, arch:
 
 
 def test_another_model_of_transformers_is_told_the_keys_that_load_it(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, refusal
 ) -> None:
     config = transformers.ConvNextConfig(
         hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=4
     )
     transformers.ConvNextForImageClassification(config).save_pretrained(tmp_path)
-    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path}"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = refusal(
+        "train", [f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path}"]
+    ).splitlines()[-1]
     assert (
         f"model.teacher.checkpoint: {tmp_path} is a model of transformers, not timm's; in its place: "
         in line
@@ -198,17 +199,15 @@ def speaking(tmp_path: Path) -> Path:
 
 
 def test_a_typed_architecture_that_is_not_the_files_is_refused(
-    recipe: Path, speaking: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, speaking: Path, refusal
 ) -> None:
     items = [
         f"recipe={recipe}",
         f"model.teacher.checkpoint={speaking}",
         "model.teacher.arch=resnet18",
     ]
-    assert train_main(items) == 2
-    assert (
-        f"model.teacher.arch: {speaking} holds {ARCH}, got resnet18; leave it out"
-        in capsys.readouterr().err
+    assert f"model.teacher.arch: {speaking} holds {ARCH}, got resnet18; leave it out" in refusal(
+        "train", items
     )
 
 

@@ -17,11 +17,11 @@ from kd.models import StudentSpec, build_model, preprocess_for
 from kd.monitor.own_run import room_for
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
-from tests._runs import losses, run
+from tests._runs import losses, run, summary_of
 
 
 def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
+    return summary_of(folder)
 
 
 @pytest.mark.timeout(600)
@@ -135,13 +135,9 @@ def test_batch_size_auto_counts_what_sharding_saves(pictures: Path, tmp_path: Pa
     assert taken[1] <= taken[0]
 
 
-def test_batch_size_auto_needs_to_know_what_the_rate_is_for(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", "data.batch_size=auto"]) == 2
-    assert (
-        "optim.lr_batch: say which global batch optim.lr=0.001 is meant for"
-        in capsys.readouterr().err
+def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, refusal) -> None:
+    assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in refusal(
+        "train", [f"recipe={recipe}", "data.batch_size=auto"]
     )
 
 
@@ -201,20 +197,15 @@ def test_num_workers_auto_tries_on_all_processes_at_once(
         "model.student.compile=fast",
     ],
 )
-def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", item]) == 2
-    assert item.split("=")[0].split(".")[-1] in capsys.readouterr().err
+def test_wrong_levers(recipe: Path, item: str, refusal) -> None:
+    assert item.split("=")[0].split(".")[-1] in refusal("train", [f"recipe={recipe}", item])
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_cuda_graphs_are_refused_where_gradients_add_up(
-    recipe: Path, mode: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cuda_graphs_are_refused_where_gradients_add_up(recipe: Path, mode: str, refusal) -> None:
     items = [f"model.student.compile={mode}", "trainer.accumulate_grad_batches=2"]
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    assert (
-        f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1"
-        in capsys.readouterr().err
+    assert f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1" in refusal(
+        "train", [f"recipe={recipe}", *items]
     )
     assert not (recipe.parent / "runs").exists()
 

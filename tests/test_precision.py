@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import kd.run.build
-from kd.cli import train_main
 from kd.fit_to_machine.precision import (
     bfloat16_time,
     choose_kernels,
@@ -17,6 +16,7 @@ from kd.fit_to_machine.precision import (
 )
 from kd.report.records import read_run
 from tests._forks import free_port, start, status_of
+from tests._runs import run_of
 
 
 def never() -> float:
@@ -52,11 +52,9 @@ def test_a_factor_of_software_is_told_as_what_it_is() -> None:
     )  # fmt: skip
 
 
-def test_16_mixed_on_a_cpu_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "trainer.precision=16-mixed"]) == 2
-    assert (
-        "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed"
-        in capsys.readouterr().err
+def test_16_mixed_on_a_cpu_is_refused(recipe: Path, refusal) -> None:
+    assert "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed" in refusal(
+        "train", [f"recipe={recipe}", "trainer.precision=16-mixed"]
     )
 
 
@@ -105,7 +103,7 @@ def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
         for r in range(2)
     ]
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".0").read_text()
-    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    run = read_run(run_of(recipe))
     assert [header["precision"] for header in run.headers.values()] == ["32-true", "32-true"]
     assert run.summary["precision"] == "32-true"
 

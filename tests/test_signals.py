@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import fcntl
-import json
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ import torch
 
 from tests._forks import start, start_ranks, status_of, survivors, torchrun
 from tests._helpers import ROOT
-from tests._runs import assert_good, disturb
+from tests._runs import assert_good, disturb, run_of, summary_of
 
 QUIET = ["trainer.enable_progress_bar=false", "data.batch_size=2", "data.num_workers=2"]
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
@@ -40,7 +39,7 @@ def stopped(recipe: Path, *items: str, program: Any = "train", **env: str) -> tu
     pid = start([f"recipe={recipe}", *QUIET, *items], log, program=program, **env)
     status = status_of(pid)
     assert survivors(pid) == []
-    return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
+    return status, log.read_text(), run_of(recipe)
 
 
 def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe: Path) -> None:
@@ -73,7 +72,7 @@ def test_a_signal_to_the_group_spares_the_loaders_workers(
     assert ("(Ctrl-C again stops at once, without one)" in first) == (number == signal.SIGINT)
     assert "Traceback" not in log
     assert_good(folder, 3)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 def test_an_interrupt_after_a_sigterm_keeps_the_step(recipe: Path) -> None:
@@ -94,7 +93,7 @@ def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
     items = [f"recipe={recipe}", *QUIET, disturb("Slow", seconds=0.1), "trainer.max_epochs=50"]
     pid = start(items, Path(os.ttyname(other)), login, terminal, other)
     os.close(other)
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     while (
         not (folder / "metrics.csv").exists()
         or (folder / "metrics.csv").read_text().count("\n") < 3
@@ -104,7 +103,7 @@ def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
     os.close(terminal)
     assert status_of(pid) == 129
     assert survivors(pid) == []
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
@@ -120,7 +119,7 @@ def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe: Path) -> No
     assert f"kd-train resume={folder}" in log
     assert "Traceback" not in log
     assert_good(folder, 2)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 def launch(command: list[str], recipe: Path, *items: str) -> tuple[int, str, Path]:
@@ -132,7 +131,7 @@ def launch(command: list[str], recipe: Path, *items: str) -> tuple[int, str, Pat
     )  # fmt: skip
     log, _ = process.communicate(timeout=240)
     assert survivors(process.pid) == []
-    return process.returncode, log, recipe.parent / "runs" / "tiny" / "000"
+    return process.returncode, log, run_of(recipe)
 
 
 def test_two_ranks_in_two_groups(recipe: Path) -> None:
@@ -142,7 +141,7 @@ def test_two_ranks_in_two_groups(recipe: Path) -> None:
     assert [status_of(pid) for pid in pids] == [143, 0], text()  # 0: see _status_of_stop
     assert [survivors(pid) for pid in pids] == [[], []]
     assert "kd-train: stopped by SIGTERM at step 10" in text()
-    assert_good(recipe.parent / "runs" / "tiny" / "000", 10)
+    assert_good(run_of(recipe), 10)
 
 
 @pytest.mark.slow
@@ -150,7 +149,7 @@ def test_two_ranks_in_one_group(recipe: Path) -> None:
     ended, log, folder = launch(["-m", "kd.cli"], recipe, *TWO, disturb("SignalGroup", step=2))
     assert ended == 143, log
     assert_good(folder, 10)  # ranks agree every ten batches
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 def test_torchrun_that_is_told_to_stop(recipe: Path) -> None:
@@ -164,7 +163,7 @@ def test_torchrun_that_is_told_to_stop(recipe: Path) -> None:
     assert f"kd-train resume={folder}" in log, log
     assert "loader worker" not in log
     assert_good(folder, 3)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 @pytest.mark.slow  # one of forks: the test above; two ranks: test_two_ranks_in_two_groups
@@ -175,7 +174,7 @@ def test_torchrun_of_two_ranks_that_is_told_to_stop(recipe: Path) -> None:
     assert f"kd-train resume={folder}" in log, log
     assert "loader worker" not in log
     assert_good(folder, 10)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 # -- what the machine lacks for loader processes -----------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What people type first: short runs neither refuse a fine teacher nor end without a figure."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import ImageFolder
 from tests._helpers import write_recipe
-from tests._runs import run_folders
+from tests._runs import run_folders, summary_of
 
 FOOD = [
     "recipe=foodtag_vit",
@@ -70,7 +69,7 @@ def test_the_preflight_can_be_left_out(
 ) -> None:
     assert train_main([f"recipe={recipe}", item, "trainer.max_epochs=1"]) == 0
     assert "preflight:" not in capsys.readouterr().out
-    summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
+    summary = summary_of(run_folders(recipe)[0])
     assert summary["teacher"]["val"] == {}
     assert "agreement" in summary["student"]["val"]
 
@@ -85,10 +84,7 @@ def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
     ]
     for value in ("warn", "off"):
         assert train_main([*items, f"preflight={value}"]) == 0
-    best = [
-        json.loads((run / "summary.json").read_text())["student"]["best_val"]
-        for run in run_folders(recipe)
-    ]
+    best = [summary_of(run)["student"]["best_val"] for run in run_folders(recipe)]
     assert "kl" in best[0]
     assert best[0] == best[1]
 
@@ -113,7 +109,7 @@ def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
 def test_steps_below_an_epoch_end_with_a_validation(recipe: Path) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=-1"]
     assert train_main([*items, "trainer.max_steps=3"]) == 0
-    summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
+    summary = summary_of(run_folders(recipe)[0])
     assert summary["steps"] == 3
     assert summary["student"]["best_val"]["acc1"] == summary["student"]["val"]["acc1"]
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from kd.errors import reason
 from tests._forks import start, start_ranks, status_of, survivors
 from tests._helpers import ROOT, write_recipe
-from tests._runs import assert_good, disturb
+from tests._runs import assert_good, disturb, run_of, summary_of
 
 
 def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
@@ -39,7 +39,7 @@ def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
     )
     status = status_of(pid)
     assert survivors(pid) == []
-    return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
+    return status, log.read_text(), run_of(recipe)
 
 
 def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:
     batch = json.loads(records[3])["index"]
     assert line.endswith(f"training pictures: {', '.join(map(str, batch))}")
     assert_good(folder, 3)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    assert summary_of(folder)["status"] == "failed"
 
 
 def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -
     assert "kd-train: interrupted" in log
     assert "Traceback" not in log
     assert_good(folder, 2)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
 
 
 TWO = [
@@ -127,7 +127,7 @@ def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
     assert statuses[1 - killed] == 1
     text = log.with_suffix(f".{1 - killed}").read_text()
     assert "failed: lost the connection to another process" in text
-    assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
+    assert_good(run_of(recipe), 3)
     assert [survivors(pid) for pid in pids] == [[], []]
 
 
@@ -139,7 +139,7 @@ def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
         "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)"
         in log.with_suffix(".1").read_text()
     )
-    assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
+    assert_good(run_of(recipe), 3)
 
 
 @pytest.mark.slow
@@ -167,9 +167,7 @@ def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> N
     assert status_of(pids[0]) == 143
     status_of(pids[1])
     assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
-    assert_good(
-        recipe.parent / "runs" / "tiny" / "000", 6
-    )  # ranks agree at the epoch's last batch here
+    assert_good(run_of(recipe), 6)  # ranks agree at the epoch's last batch here
 
 
 def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
@@ -182,7 +180,7 @@ def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
             assert line
         os.kill(pid, signal.SIGUSR2)
     assert status_of(pid) == 0
-    assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
+    assert (run_of(recipe) / "student.safetensors").is_file()
 
 
 def test_fewer_validation_pictures_than_processes(
@@ -198,7 +196,7 @@ def test_fewer_validation_pictures_than_processes(
         [f"recipe={write_recipe(tmp_path / 'tiny.yaml', few, teacher)}", *items], log
     )
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".1").read_text()
-    summary = json.loads((tmp_path / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "runs" / "tiny" / "000")
     assert summary["student"]["val"]["acc1"] in (0, 1)
     assert summary["student"]["val"]["agreement"] in (0, 1)
 
@@ -219,7 +217,7 @@ def test_fewer_validation_pictures_than_processes(
 def test_other_bounds_and_precisions(items: list[str], recipe: Path) -> None:
     status, log, folder = fails(recipe, *items)
     assert status == 0, log
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert math.isfinite(summary["student"]["val"]["acc1"])
     assert ("the learning rate stays at its peak" in log) == (
         "trainer.max_time=00:00:00:01" in items

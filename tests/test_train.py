@@ -20,7 +20,18 @@ from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
 from tests._forks import as_program, run_ranks, start, start_ranks, status_of
 from tests._helpers import ACCELERATOR, ROOT, WITHOUT_TEACHER, write_recipe
-from tests._runs import assert_good, assert_same, disturb, losses, run, run_folders, student_of
+from tests._runs import (
+    assert_good,
+    assert_same,
+    callback,
+    disturb,
+    losses,
+    run,
+    run_folders,
+    run_of,
+    student_of,
+    summary_of,
+)
 
 MODEL = "student.model."  # the student's part of a checkpoint
 
@@ -56,7 +67,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(
         "previous.ckpt",
     }
     assert (folder.parent / "latest").resolve() == folder.resolve()
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["status"] == "done"
     assert summary["epochs"] == 2
     assert summary["steps"] == 12
@@ -117,11 +128,11 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(
     # the schedule knows the whole length: the first part stops early, it is not a shorter run
     assert train_main([f"recipe={recipe}", *extra, disturb("StopAfterEpoch", epoch=0)]) == 143
     part = run_folders(recipe)[-1]
-    assert json.loads((part / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(part)["status"] == "interrupted"
     assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
     assert losses(part) == losses(whole)
     assert_same(student_of(part), student_of(whole))
-    summaries = [json.loads((f / "summary.json").read_text()) for f in (part, whole)]
+    summaries = [summary_of(f) for f in (part, whole)]
     assert summaries[0]["student"] == summaries[1]["student"]
 
 
@@ -159,11 +170,11 @@ def test_more_epochs_of_a_run_that_its_steps_have_ended(
         in capsys.readouterr().out
     )
     assert train_main([f"resume={folder}", "trainer.max_epochs=2", "trainer.max_steps=-1"]) == 0
-    steps = json.loads((folder / "summary.json").read_text())["steps"]
+    steps = summary_of(folder)["steps"]
     capsys.readouterr()
     assert train_main([f"resume={folder}", "trainer.max_steps=2", "trainer.max_epochs=-1"]) == 0
     assert f"all {steps} steps of {folder} are done" in capsys.readouterr().out
-    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+    assert summary_of(folder)["epochs"] == 2
 
 
 def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
@@ -173,7 +184,7 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
     latest = folder.parent / "latest"
     assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
     assert latest.resolve() == folder.resolve()
-    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+    assert summary_of(folder)["epochs"] == 2
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     capsys.readouterr()
     assert train_main([f"resume={latest}"]) == 0  # finished already: nothing is written
@@ -193,13 +204,14 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
     )
 
 
-def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_named(recipe: Path, refusal) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     last = folder / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
     before = {p: p.read_bytes() for p in folder.glob("*.*")}
-    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 2
-    assert f"resume: {last} can't be loaded" in capsys.readouterr().err
+    assert f"resume: {last} can't be loaded" in refusal(
+        "train", [f"resume={folder}", "trainer.max_epochs=2"]
+    )
     assert {p: p.read_bytes() for p in folder.glob("*.*")} == before
 
 
@@ -231,24 +243,18 @@ def test_settings_that_people_combine(
 ) -> None:
     monkeypatch.chdir(recipe.parent)
     folder = run(recipe, "trainer.max_epochs=1", *items)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert summary_of(folder)["status"] == "done"
     assert (folder / "student.safetensors").exists()
 
 
-def test_resume_refuses_another_teacher(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, refusal) -> None:
     from tests._helpers import save_teacher
 
     folder = run(recipe, "trainer.max_epochs=1")
     other = save_teacher(tmp_path / "other.safetensors", seed=7)
-    assert (
-        train_main(
-            [f"resume={folder}", "trainer.max_epochs=2", f"model.teacher.checkpoint={other}"]
-        )
-        == 2
+    assert "another teacher" in refusal(
+        "train", [f"resume={folder}", "trainer.max_epochs=2", f"model.teacher.checkpoint={other}"]
     )
-    assert "another teacher" in capsys.readouterr().err
 
 
 def test_the_checkpoint_holds_no_teacher(plain: Path) -> None:
@@ -319,16 +325,16 @@ def test_eval_of_another_folder_and_split(recipe: Path, pictures: Path, tmp_path
 
 def test_a_student_without_a_teacher(recipe: Path) -> None:
     folder = run(recipe, *WITHOUT_TEACHER, "trainer.max_epochs=1")
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["teacher"] is None
     assert set(summary["student"]["val"]) == {"acc1", "acc5"}
 
 
 def test_a_failed_run_says_why(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
-    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
+    fail = callback("tests._stop.FailAtStep", step=3)
+    assert train_main([f"recipe={recipe}", fail]) == 1
     folder = run_folders(recipe)[-1]
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["status"] == "failed"
     assert "planted" in summary["error"]
     assert "_stop.py" in (folder / "error.txt").read_text()
@@ -343,10 +349,10 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(
     (folder,) = run_folders(recipe)
     said = capsys.readouterr()
     assert f"kd-train resume={folder}" in said.out + said.err
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(folder)["status"] == "interrupted"
     assert_good(folder, 9)
     assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
-    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert summary_of(folder)["status"] == "done"
     assert_same(student_of(folder), student_of(plain))
 
 
@@ -364,21 +370,21 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pa
 def test_two_processes_and_a_sharded_optimizer(recipe: Path, on_two: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
     items = [f"recipe={recipe}", *TWO]
-    watch = json.dumps({"class_path": "tests._sockets.Listening"})
-    items += ["config=zero", f"trainer.callbacks+={watch}"]
+    watch = callback("tests._sockets.Listening")
+    items += ["config=zero", watch]
     log = recipe.parent / "log"  # this run starts its second process itself
     assert status_of(start(items, log, as_program, items)) == 0, log.read_text()
     assert "listening: 127.0.0.1" in log.read_text()
     assert "listening: 0.0.0.0" not in log.read_text()
     assert "listening: ::" not in log.read_text()
     sharded = run_folders(recipe)[-1]
-    assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2
+    assert summary_of(sharded)["world_size"] == 2
     assert losses(on_two) == losses(sharded)
     assert_same(student_of(on_two), student_of(sharded))
     assert train_main([
         f"resume={sharded}", "trainer.max_epochs=2", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
     ]) == 0  # fmt: skip
-    assert json.loads((sharded / "summary.json").read_text())["epochs"] == 2
+    assert summary_of(sharded)["epochs"] == 2
 
 
 def test_two_processes_see_what_one_sees(recipe: Path, on_two: Path) -> None:
@@ -386,7 +392,7 @@ def test_two_processes_see_what_one_sees(recipe: Path, on_two: Path) -> None:
     single = run(recipe, "trainer.max_epochs=1", "trainer.precision=32-true")
     for key, value in student_of(single).items():
         torch.testing.assert_close(student_of(on_two)[key], value, rtol=1e-3, atol=1e-4)
-    summaries = [json.loads((f / "summary.json").read_text()) for f in (single, on_two)]
+    summaries = [summary_of(f) for f in (single, on_two)]
     assert summaries[0]["student"]["val"] == summaries[1]["student"]["val"]
     assert summaries[0]["teacher"] == summaries[1]["teacher"]
     faithful = [json.loads((f / "fidelity.json").read_text()) for f in (single, on_two)]
@@ -420,7 +426,7 @@ def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path
         "optim.lr=0",
         "trainer.max_epochs=1",
     )
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["student"]["val"]["agreement"] == 1.0
 
 
@@ -432,7 +438,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: P
     assert [status_of(pid) for pid in pids] == [143, 0], log.with_suffix(
         ".0"
     ).read_text()  # 0: see _status_of_stop
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     assert f"kd-train resume={folder}" in log.with_suffix(".0").read_text()
     assert_good(folder, 10)  # ranks agree every ten batches
 
@@ -446,7 +452,7 @@ def test_under_torchrun(recipe: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
-    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(run_of(recipe))
     assert (summary["status"], summary["world_size"]) == ("done", 2)
 
 

@@ -21,7 +21,7 @@ from kd.report.records import read_run
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
 from tests._pages import sections_of
-from tests._runs import run_folders
+from tests._runs import callback, run_folders, run_of, summary_of
 
 
 class Forget(Callback):
@@ -152,19 +152,19 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
     config["optim"]["lr"] = 0.0
     recipe.write_text(yaml.safe_dump(config))
-    forget = json.dumps({"class_path": "tests.callbacks.test_best.Forget"})
+    forget = callback("tests.callbacks.test_best.Forget")
     items = [
         "data.batch_size=8",
         "trainer.val_check_interval=0.34",
         "checkpoint.monitor=val/agreement",
-        f"trainer.callbacks+={forget}",
+        forget,
     ]
     assert train_main([f"recipe={recipe}", *items]) == 0
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     with (run / "metrics.csv").open() as file:
         measured = [row for row in csv.DictReader(file) if row["val/agreement"]]
     assert [float(row["val/agreement"]) == 1 for row in measured] == [True, *[False] * 5]
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     best = summary["student"]["best_val"]
     assert (best["agreement"], best["epoch"], best["step"]) == (1, 1, 2)
     assert best["acc1"] == pytest.approx(float(measured[0]["val/acc1"]), abs=1e-6)
@@ -208,10 +208,10 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
     run, *_ = run_folders(recipe)
     printed = capsys.readouterr()
     assert "the start  " in printed.err
-    whole = json.loads((run / "summary.json").read_text())
+    whole = summary_of(run)
     rules = [finding for finding in whole["findings"] if finding["rule"] == "WorseThanStart"]
     (finding,) = rules
-    student = json.loads((run / "summary.json").read_text())["student"]
+    student = summary_of(run)["student"]
     best, start, last = (student[key] for key in ("best_val", "start_val", "val"))
     assert (best["epoch"], best["step"]) == (0, 0)
     assert best["acc1"] == start["acc1"] > last["acc1"] + 0.2
@@ -237,7 +237,7 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
 
     # the run goes on: the start is still the best, and is not measured again
     assert train_main([f"resume={run}", "trainer.max_epochs=3"]) == 0
-    resumed = json.loads((run / "summary.json").read_text())
+    resumed = summary_of(run)
     assert resumed["epochs"] == 3
     assert resumed["student"]["start_val"] == whole["student"]["start_val"]
     assert resumed["student"]["best_val"] == whole["student"]["best_val"]
@@ -249,7 +249,7 @@ def test_a_start_that_training_keeps_is_no_finding(tmp_path: Path) -> None:
     items = ["model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items, "optim.lr=1e-9"]) == 0
     assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
-    kept, scratch = [json.loads((run / "summary.json").read_text()) for run in run_folders(recipe)]
+    kept, scratch = [summary_of(run) for run in run_folders(recipe)]
     assert kept["student"]["start_val"]["acc1"] == pytest.approx(
         kept["student"]["val"]["acc1"], abs=0.02
     )
@@ -266,7 +266,7 @@ def test_without_a_validation_the_last_weights_are_exported(tmp_path: Path) -> N
     never = "trainer.check_val_every_n_epoch=9"
     assert train_main([f"recipe={recipe}", *items, "optim.lr=3.0", never]) == 0
     (run,) = run_folders(recipe)
-    student = json.loads((run / "summary.json").read_text())["student"]
+    student = summary_of(run)["student"]
     assert student["best_val"] == {}
     assert student["start_val"]["acc1"] > 0.8
     assert not (run / "fidelity.json").exists()

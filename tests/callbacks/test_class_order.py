@@ -13,7 +13,7 @@ from kd.callbacks.class_order import MOST_CLASSES, ClassOrder, Confusions, bette
 from kd.cli import train_main
 from kd.proof.luck import SIGMAS
 from tests._good_teacher import recipe_of_a_good_teacher
-from tests._runs import run_folders
+from tests._runs import run_folders, summary_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_another_order_of_classes_is_found_named_and_written(
     (warned,) = set(run_folders(shuffled)) - set(before)
     (finding,) = (
         finding
-        for finding in json.loads((warned / "summary.json").read_text())["findings"]
+        for finding in summary_of(warned)["findings"]
         if finding["rule"] == "TeacherNearChance"
     )
     assert f"model.teacher.classes={file}" in finding["lever"]
@@ -65,18 +65,17 @@ def test_another_order_of_classes_is_found_named_and_written(
     items += ["trainer.max_epochs=1", "optim.lr=1e-9"]
     assert train_main([f"recipe={shuffled}", *items]) == 0
     (folder,) = set(run_folders(shuffled)) - set(before)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["teacher"]["val"]["acc1"] >= 0.9
     assert (
         summary["student"]["val"]["agreement"] >= 0.95
     )  # it inherited what the preflight has put into bfloat16
 
 
-def test_a_teacher_that_knows_nothing_gets_no_such_advice(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", "preflight=stop"]) == 2
-    assert "by luck (wrong class order, size or weights?)" in capsys.readouterr().err
+def test_a_teacher_that_knows_nothing_gets_no_such_advice(recipe: Path, refusal) -> None:
+    assert "by luck (wrong class order, size or weights?)" in refusal(
+        "train", [f"recipe={recipe}", "preflight=stop"]
+    )
 
 
 def test_a_permuted_teacher_is_found_and_a_poor_one_is_not_taken_for_one() -> None:

@@ -24,7 +24,7 @@ from kd.errors import UserError
 from kd.optim import warmup_cosine
 from kd.run import needs
 from tests._forks import start, status_of
-from tests._runs import disturb
+from tests._runs import disturb, run_of
 
 
 def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_two_loggers_at_once(recipe: Path) -> None:
     short = {"class_path": "CSVLogger", "init_args": {"name": "again"}}
     items = [f"trainer.logger=[CSVLogger,{json.dumps(short)}]", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     assert "train/kd_loss" in (run / "csv" / "metrics.csv").read_text()
     assert list((run / "again").rglob("metrics.csv"))
 
@@ -114,14 +114,15 @@ def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
     assert all(run.data.metrics["train/loss"] > 0 and run.info.status == "FINISHED" for run in runs)
 
 
-def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_package_is_named(recipe: Path, refusal) -> None:
     missing = next(
         name
         for name, (packages, extra) in needs.PACKAGES.items()
         if name.endswith("Logger") and not any(find_spec(p) for p in packages)
     )
-    assert train_main([f"recipe={recipe}", f"trainer.logger={missing}"]) == 2
-    assert f"trainer.logger: {missing} needs the package" in capsys.readouterr().err
+    assert f"trainer.logger: {missing} needs the package" in refusal(
+        "train", [f"recipe={recipe}", f"trainer.logger={missing}"]
+    )
     assert not (recipe.parent / "runs").exists()
 
 
@@ -130,7 +131,7 @@ def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     items = ["trainer.logger=TensorBoardLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
-    board = recipe.parent / "runs" / "tiny" / "000" / "tensorboard"
+    board = run_of(recipe) / "tensorboard"
     found = reading.EventAccumulator(str(board)).Reload()
     assert [event.step for event in found.Scalars("train/kd_loss")] == list(range(6))
     assert {"val/acc1", "val/agreement", "val/kl", "train/lr"} <= {*found.Tags()["scalars"]}
@@ -149,7 +150,7 @@ def kill_and_resume(recipe: Path, loggers: str) -> Path:
     """Two epochs of 6 steps, killed at step 10, resumed at step 6; the run's folder."""
     items = [f"recipe={recipe}", f"trainer.logger={loggers}", disturb("KillAtStep", step=10)]
     assert status_of(start(items, recipe.parent / "log")) == -signal.SIGKILL
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     items = [f"resume={run}", "trainer.callbacks=null"]
     resumed = start(items, recipe.parent / "log", program=train_to_the_end)
     assert status_of(resumed) == 0, (recipe.parent / "log").read_text()
@@ -183,16 +184,13 @@ def test_mlflow_continues_the_run_of_a_killed_training(recipe: Path) -> None:
         assert sorted({point.step for point in history}) == steps, metric
 
 
-def test_a_run_that_mlflow_does_not_have_is_named(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_mlflow_does_not_have_is_named(recipe: Path, refusal) -> None:
     pytest.importorskip("mlflow")
     items = [f"recipe={recipe}", "trainer.logger=MLFlowLogger"]
     assert train_main([*items, "trainer.max_epochs=1"]) == 0
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     (run / "loggers.json").write_text('{"MLFlowLogger": "0123456789abcdef0123456789abcdef"}')
-    assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    error = refusal("train", [f"resume={run}", "trainer.max_epochs=2"]).strip().splitlines()[-1]
     assert "trainer.logger: " in error
     assert "loggers.json" in error
 
@@ -250,7 +248,7 @@ def test_wandb_offline_gets_metrics_settings_and_a_name(
     items = ["trainer.logger=WandbLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     wandb.finish()  # as at a process's end
-    (file,) = (recipe.parent / "runs" / "tiny" / "000" / "wandb").rglob("run-*.wandb")
+    (file,) = (run_of(recipe) / "wandb").rglob("run-*.wandb")
     records = [Record.FromString(content) for content in leveldb_records(file.read_bytes())]
     run = next(record.run for record in records if record.HasField("run"))
     changed = [

@@ -20,6 +20,7 @@ from kd.lightning_internals import set_timeout
 from kd.strategies.ddp import DDP
 from kd.strategies.fsdp import FSDP
 from tests._forks import start_ranks, status_of
+from tests._runs import run_of
 
 
 def items(recipe: Path) -> list[str]:
@@ -43,7 +44,7 @@ def test_a_stopped_rank_ends_the_others_after_the_time_out(recipe: Path, stopped
     pids = start_ranks(items(recipe), log)
     other = 1 - stopped
     try:
-        trained = recipe.parent / "runs" / "tiny" / "000" / "checkpoints" / "last.ckpt"
+        trained = run_of(recipe) / "checkpoints" / "last.ckpt"
         deadline = time.monotonic() + 120
         while not trained.exists():
             assert time.monotonic() < deadline and os.waitpid(pids[0], os.WNOHANG)[0] == 0, (

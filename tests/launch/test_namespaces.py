@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from kd.storage.checkpoints import newest_whole
 from tests._forks import start, start_ranks, status_of, survivors
+from tests._runs import run_of
 
 HOSTS = {"kd-test-a": "10.77.0.1", "kd-test-b": "10.77.0.2"}
 TIMEOUT_S = 8
@@ -107,7 +108,7 @@ def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
     slow = 'trainer.callbacks+={"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}}'
     items = items_for(recipe, "trainer.max_epochs=50", slow)
     mine, other = (start_on(host, items, log.with_suffix(f".{host}")) for host in HOSTS)
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     deadline = time.monotonic() + 120
     while not (folder / "checkpoints" / "previous.ckpt").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

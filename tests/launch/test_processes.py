@@ -12,6 +12,7 @@ from kd.errors import UserError
 from kd.launch.processes import check_processes, started
 from kd.storage.elsewhere import json_of
 from tests._forks import start, status_of
+from tests._runs import run_of
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
          "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_NODELIST": os.uname().nodename}  # fmt: skip
@@ -156,5 +157,5 @@ def test_a_slurm_job_of_one_task_trains_with_two_processes(
     pid = start(items(recipe), log, as_program, items(recipe), **env, **left_over)
     assert status_of(pid) == 0, log.read_text()
     assert "processes: 2 on 1 machine" in log.read_text()
-    summary = json_of((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_bytes())
+    summary = json_of((run_of(recipe) / "summary.json").read_bytes())
     assert summary["world_size"] == 2

@@ -14,7 +14,7 @@ from kd.launch.sagemaker import _as_text, channel_folder
 from kd.run.request import merge, translate, with_folders
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
-from tests._runs import disturb
+from tests._runs import disturb, summary_of
 
 
 def make_container(
@@ -68,7 +68,7 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
         range(12)
     )
     model = base / "model"
-    assert json.loads((model / "summary.json").read_text())["status"] == "done"
+    assert summary_of(model)["status"] == "done"
     assert (model / "report.html").is_file()
     assert not (model / "checkpoints").exists()
     timm.create_model(f"local-dir:{model / 'student'}", pretrained=True)

@@ -22,6 +22,7 @@ from kd.optim import warmup_cosine
 from tests._forks import start, start_ranks, status_of
 from tests._helpers import draw_folder, write_recipe
 from tests._kills import main as kill_in_a_row
+from tests._runs import callback, run_of, summary_of
 
 AUDIT = '[{"class_path": "kd.monitor.audit.Audit"}]'
 
@@ -126,19 +127,19 @@ def test_resume_on_another_number_of_ranks(
     before: list[str], after: list[str], recipe: Path, tmp_path: Path
 ) -> None:
     """Killed in the middle of the second of two epochs: the same samples in the same global batches."""
-    kill = json.dumps({"class_path": "tests._stop.KillAtStep", "init_args": {"step": 9}})
+    kill = callback("tests._stop.KillAtStep", step=9)
     items = [
         "config=audit",
         *before,
         "trainer.max_epochs=2",
         "checkpoint.every_n_steps=1",
-        f"trainer.callbacks+={kill}",
+        kill,
     ]
     for pid in start_ranks(
         [f"recipe={recipe}", *items], tmp_path / "killed.log", 1 if before[0] == ONE[0] else 2
     ):
         assert status_of(pid) != 0
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     items = [f"resume={folder}", *after, f"trainer.callbacks={AUDIT}"]
     for pid in start_ranks(items, tmp_path / "again.log", 1 if after[0] == ONE[0] else 2):
         assert status_of(pid) == 0, (tmp_path / "again.0").read_text()
@@ -159,7 +160,7 @@ def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(re
         train_main([f"recipe={recipe}", "checkpoint.every_n_steps=1", f"trainer.callbacks={kill}"])
         == 1
     )
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     for size in (5, 3):  # 16 seen, then fives, then threes
         stop = json.dumps([
             {"class_path": "kd.monitor.audit.Audit"},
@@ -182,7 +183,7 @@ def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(re
         0: order(0)[:47].tolist(),
         1: order(1).tolist(),
     }  # 16 + 2 x 5 + 7 x 3; then 16 x 3
-    assert json.loads((folder / "summary.json").read_text())["student"]["val"]
+    assert summary_of(folder)["student"]["val"]
 
 
 # -- settings, data and files between two sessions of a run --------
@@ -198,7 +199,7 @@ def stop_at(step: int, recipe: Path, *items: str) -> Path:
         "trainer.enable_progress_bar=false",
     ]
     assert train_main([f"recipe={recipe}", *more, *items, f"trainer.callbacks=[{kill}]"]) == 1
-    return recipe.parent / "runs" / "tiny" / "000"
+    return run_of(recipe)
 
 
 def steps_of(folder: Path, *items: str) -> list[dict]:
@@ -280,21 +281,18 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0, got -1"),
     ],
 )
-def test_a_refused_resume_changes_nothing(
-    item: str, said: str, stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_resume_changes_nothing(item: str, said: str, stopped: Path, refusal) -> None:
     before = content(stopped)
-    assert train_main([f"resume={stopped}", item]) == 2
     (line,) = [
-        text for text in capsys.readouterr().err.splitlines() if text.startswith("kd-train:")
+        text
+        for text in refusal("train", [f"resume={stopped}", item]).splitlines()
+        if text.startswith("kd-train:")
     ]
     assert said in line
     assert content(stopped) == before
 
 
-def test_a_resume_on_other_data_is_refused(
-    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusal) -> None:
     """Moved pictures are the same pictures; one that has gone to another class is not."""
     shutil.copytree(stopped.parents[2], tmp_path / "moved")
     folder = tmp_path / "moved" / "runs" / "tiny" / "000"
@@ -308,10 +306,9 @@ def test_a_resume_on_other_data_is_refused(
     assert train_main(items) == 0
     apple, bread = (pictures / "train" / name / "05.jpg" for name in ("apple", "bread"))
     apple.rename(tmp_path / "kept"), bread.rename(apple), (tmp_path / "kept").rename(bread)
-    assert train_main([*items[:3], "trainer.max_epochs=2"]) == 2
     assert (
         "data.source: these are not the training pictures and labels of the resumed run"
-        in capsys.readouterr().err
+        in refusal("train", [*items[:3], "trainer.max_epochs=2"])
     )
 
 
@@ -353,7 +350,7 @@ def test_a_report_that_fails_costs_no_student(
 ) -> None:
     monkeypatch.setattr(Summary, "_student", lambda *_: 1 / 0)
     train_main([f"recipe={recipe}", "trainer.max_epochs=1"])
-    assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
+    assert (run_of(recipe) / "student.safetensors").is_file()
 
 
 def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
@@ -369,7 +366,7 @@ def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
         said = [(tmp_path / f"{log}.{rank}").read_text() for rank in (0, 1)]
         assert [text.count("run folder:") for text in said] == [1, 0]
     folder = tmp_path / "runs" / "tiny" / "000"
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert (summary["status"], summary["epochs"], summary["world_size"]) == ("done", 2, 2)
     assert summary["memory_mb"]["optimizer"] > 0
     assert (folder / "student.safetensors").is_file()

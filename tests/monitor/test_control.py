@@ -1,6 +1,5 @@
 """The file ``monitor``: what is watched is changed while the job runs, on all ranks at the same batch; NVTX ranges."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from kd.monitor.watched import Watched
 from kd.report.records import read_run
 from kd.storage.control_file import parse
 from tests._forks import start_ranks, status_of
+from tests._runs import callback, run_of
 
 
 class Ask(Callback):
@@ -33,11 +33,8 @@ class Ask(Callback):
 
 
 def asking(words: str) -> str:
-    own = {
-        "class_path": "tests.monitor.test_control.Ask",
-        "init_args": {"words": words.split("\n")},
-    }
-    return f"trainer.callbacks+={json.dumps(own)}"
+    own = callback("tests.monitor.test_control.Ask", words=words.split("\n"))
+    return own
 
 
 def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
@@ -51,7 +48,7 @@ def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *items], log)
     assert {status_of(pid) for pid in pids} == {0}, log.with_suffix(".0").read_text()
-    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    run = read_run(run_of(recipe))
     assert {(w["rank"], w["first"], w["last"]) for w in run.kernels} == {(0, 7, 8), (1, 7, 8)}
     assert [h["step"] for h in run.health] == [6, 8, 10]
     assert run.counts["train"] == [12] * 4  # the header comes with the first reading
@@ -69,7 +66,7 @@ def test_the_sampling_changes_its_pace() -> None:
 
 
 def test_words_are_sent_to_a_folder_of_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     (tmp_path / "config.yaml").touch()
     assert report_main([str(tmp_path), "--set", "kernels=5", "off"]) == 0
@@ -81,8 +78,7 @@ def test_words_are_sent_to_a_folder_of_this_machine(
         (str(tmp_path / "none"), ["off"], "not found"),
         ("s3://bucket/runs/tiny/000", ["off"], "must be a run's folder on the machine that trains"),
     ):
-        assert report_main([place, "--set", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("report", [place, "--set", *words])
 
 
 def test_words() -> None:
@@ -137,7 +133,7 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> No
     assert (
         train_main([f"recipe={recipe}", asking("kernels=1 health=3"), "trainer.max_epochs=1"]) == 0
     )
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     assert [w["first"] for w in read_run(folder).kernels] == [3]
     assert train_main([f"resume={folder}", "trainer.callbacks=null", "trainer.max_epochs=2"]) == 0
     run = read_run(folder)
@@ -147,10 +143,6 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> No
         3,
         9,
     ]  # 6 is the first after the resume, before the ranks meet
-
-
-def test_parse() -> None:
-    assert parse("off health=10") == {"on": False, "health": 10}
 
 
 def test_a_file_that_is_refused_is_named_with_the_reason(

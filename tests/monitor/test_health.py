@@ -1,6 +1,5 @@
 """Training health against independent readings, and planted faults that the rules must name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kd.cli import train_main
 from kd.monitor.health import _Reading
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
+from tests._runs import callback, run_of
 
 
 def trained(recipe: Path, *items: str) -> RunRecords:
@@ -61,8 +61,8 @@ class Witness(Callback):
 
 
 def test_readings_are_what_they_say(recipe: Path) -> None:
-    witness = json.dumps({"class_path": "tests.monitor.test_health.Witness"})
-    run = trained(recipe, f"trainer.callbacks+={witness}")
+    witness = callback("tests.monitor.test_health.Witness")
+    run = trained(recipe, witness)
     from tests.monitor.test_health import Witness as Used
 
     assert [h["step"] for h in run.health] == list(range(0, 12, 2))
@@ -130,22 +130,21 @@ def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> 
     assert rule in {f.rule for f in Explained(trained(recipe, *items, *LONG)).findings}
 
 
-def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_user_chooses_the_layers(recipe: Path, refusal) -> None:
     run = trained(recipe, 'monitor.activations=["blocks.*", "norm"]', "trainer.max_epochs=1")
     assert all(list(h["spread"]) == ["blocks.0", "norm"] for h in run.health)
     assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
     assert "Activations' standard deviation" in (run.folder / "report.html").read_text()
-    assert train_main([f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"]) == 2
     assert (
         "monitor.activations: vit_tiny_patch16_224 has no layer 'blocks.0.mpl'; near: blocks.0.mlp"
-        in capsys.readouterr().err
+        in refusal("train", [f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"])
     )
     assert not (run.folder.parent / "001").exists()
 
 
 def test_health_can_be_left_out(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
-    assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))
+    assert not list((run_of(recipe) / "records").glob("health*"))
 
 
 def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:

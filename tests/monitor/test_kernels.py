@@ -11,6 +11,7 @@ from kd.cli import train_main
 from kd.monitor.kernels import kind_of_work, summarize
 from kd.report.records import PHASES, read_run
 from tests._helpers import TINY, save_teacher
+from tests._runs import callback, run_of
 
 
 def test_a_window_names_the_operations_of_teacher_student_and_backward(
@@ -31,7 +32,7 @@ def test_a_window_names_the_operations_of_teacher_student_and_backward(
         train_main([f"recipe={recipe}", *pair, "monitor.kernels_at=3", "monitor.kernels_steps=4"])
         == 0
     )
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     (window,) = read_run(folder).kernels
     assert (window["first"], window["last"]) == (3, 6)
     top = window["top"]
@@ -66,7 +67,7 @@ def test_ranges_nest_and_the_innermost_counts() -> None:
 
 def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=2"]) == 0
-    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    run = read_run(run_of(recipe))
     apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
     assert set(apart) == {2, 4}  # its start, and the trace's writing
     assert apart[4] > 5
@@ -78,9 +79,9 @@ def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
 
 
 def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Path) -> None:
-    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    fail = callback("tests._stop.FailAtStep", step=4)
     items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
-    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}", *items]) == 1
+    assert train_main([f"recipe={recipe}", fail, *items]) == 1
     assert not torch.autograd._profiler_enabled()
 
 

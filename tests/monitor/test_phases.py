@@ -1,7 +1,6 @@
 """Phases: they add up to the step, and a planted delay shows where it was planted."""
 
 import itertools
-import json
 import math
 import os
 import statistics
@@ -26,6 +25,7 @@ from kd.report.records import PHASES, RunRecords, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import ROOT, write_recipe
+from tests._runs import callback
 
 
 class StepWatch(Callback):
@@ -49,8 +49,8 @@ def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
 
 def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     StepWatch.starts.clear()
-    own = json.dumps({"class_path": "tests.monitor.test_phases.StepWatch"})
-    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={own}"]) == 0
+    own = callback("tests.monitor.test_phases.StepWatch")
+    assert train_main([f"recipe={recipe}", own]) == 0
     from tests.monitor.test_phases import StepWatch as Used
 
     steps = newest(recipe).steps[0]
@@ -104,12 +104,8 @@ class Plant(Callback):
 
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
 def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
-    plant = json.dumps(
-        {"class_path": "tests.monitor.test_phases.Plant", "init_args": {"part": part}}
-    )
-    assert (
-        train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
-    )
+    plant = callback("tests.monitor.test_phases.Plant", part=part)
+    assert train_main([f"recipe={recipe}", plant, "trainer.max_epochs=1"]) == 0
     run = newest(recipe)
     assert median_phase(run, part) == pytest.approx(100, abs=1)
     for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
@@ -136,8 +132,8 @@ def test_totals_hold_every_step_but_the_first(plain: RunRecords) -> None:
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
-    stop = {"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}}
-    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={json.dumps(stop)}"]) == 143
+    stop = callback("tests._stop.StopAfterEpoch", epoch=0)
+    assert train_main([f"recipe={recipe}", stop]) == 143
     folder = newest(recipe).folder
     assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
     run = read_run(folder)
@@ -163,10 +159,8 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4
     )
-    late = json.dumps({"class_path": "tests.monitor.test_phases.LateRank"})
-    run_ranks(
-        [f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log"
-    )
+    late = callback("tests.monitor.test_phases.LateRank")
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", late], tmp_path / "log")
     run = newest(recipe)
     assert set(run.steps) == {0, 1}
     waited = [median_phase(run, "communication", rank) for rank in (0, 1)]

@@ -28,17 +28,13 @@ from kd.monitor.watched import Watched
 from kd.settings import MonitorSettings
 from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
+from tests._forks import free_port
+from tests._runs import callback
 
 WATCHED = Watched(Path())
 FILES = Path(__file__).parents[2] / "scripts" / "monitor"
 PANELS = json.loads((FILES / "grafana.json").read_text())["panels"]
 ALERTS = yaml_of((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 def get(url: str) -> str:
@@ -59,17 +55,15 @@ class Ask(Callback):
 
 
 def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
-    port = free_port()
-    own = json.dumps(
-        {"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port}}
-    )
-    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
+    port = int(free_port())
+    own = callback("tests.monitor.test_prometheus.Ask", port=port)
+    slow = callback("tests._stop.Slow", seconds=0.05)
     items = [
         f"monitor.prometheus_port={port}",
         "monitor.interval_s=0.1",
         "monitor.rules_every_s=0.5",
     ]
-    items += [f"trainer.callbacks+={own}", f"trainer.callbacks+={slow}"]
+    items += [own, slow]
     assert train_main([f"recipe={recipe}", *items]) == 0
     from tests.monitor.test_prometheus import Ask as Used
 
@@ -92,14 +86,11 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
 
 
 def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
-    asked = {
-        "class_path": "tests.monitor.test_prometheus.Ask",
-        "init_args": {"port": port, "host": "127.0.0.2"},
-    }
+    port = int(free_port())
+    asked = callback("tests.monitor.test_prometheus.Ask", port=port, host="127.0.0.2")
     items = [
         f"monitor.prometheus_port={port}",
-        f"trainer.callbacks+={json.dumps(asked)}",
+        asked,
         "trainer.max_epochs=1",
     ]
     assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=127.0.0.2"]) == 0
@@ -151,7 +142,7 @@ class Scrape(Callback):
 
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
 def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Path) -> None:
-    port, server_port = free_port(), free_port()
+    port, server_port = int(free_port()), free_port()
     (tmp_path / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: [{FILES / 'alerts.yaml'}]\n"
         f"scrape_configs: [{{job_name: kd, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
@@ -162,10 +153,10 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
     try:
         init = {"server": f"http://127.0.0.1:{server_port}"}
         own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
-        slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
+        slow = callback("tests._stop.Slow", seconds=0.1)
         items = [
             f"monitor.prometheus_port={port}",
-            f"trainer.callbacks+={slow}",
+            slow,
             f"trainer.callbacks+={own}",
         ]
         items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=6"]

@@ -9,10 +9,11 @@ import pytest
 from kd.cli import train_main
 from kd.monitor.cloudwatch import embedded
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
+from tests._runs import callback
 
 MONITOR = Path(__file__).parents[2] / "scripts" / "monitor"
-SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
-SHORT = [f"trainer.callbacks+={SLOW}", "monitor.interval_s=0.1", "trainer.max_epochs=1"]
+SLOW = callback("tests._stop.Slow", seconds=0.05)
+SHORT = [SLOW, "monitor.interval_s=0.1", "trainer.max_epochs=1"]
 
 
 def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
@@ -116,8 +117,5 @@ def test_a_collector_that_is_gone_stops_no_run(
         ("monitor.send_every_s=0", "monitor.send_every_s: must be > 0, got 0"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(
-    recipe: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", item]) == 2
-    assert told in capsys.readouterr().err
+def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
+    assert told in refusal("train", [f"recipe={recipe}", item])

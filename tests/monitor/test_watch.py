@@ -4,7 +4,6 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +20,11 @@ from kd.report.series import Series
 from kd.settings import MonitorSettings
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
+from tests._http import Handler, http_server
+from tests._runs import callback
 
-SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
-LONG = ["trainer.max_epochs=300", f"trainer.callbacks+={SLOW}", "monitor.rules_every_s=0.8"]
+SLOW = callback("tests._stop.Slow", seconds=0.1)
+LONG = ["trainer.max_epochs=300", SLOW, "monitor.rules_every_s=0.8"]
 
 
 def newest(recipe: Path) -> RunRecords:
@@ -62,7 +63,7 @@ def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_pat
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300
     )
-    items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", f"trainer.callbacks+={SLOW}"]
+    items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", SLOW]
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", *items], tmp_path / "log.txt")
     run = newest(recipe)
     assert run.summary["status"] == "stopped: MaxHours"
@@ -76,33 +77,26 @@ def test_a_budget_is_hours_at_a_price(recipe: Path, capsys: pytest.CaptureFixtur
     assert "BudgetSpent: a budget of 0.01 spent" in capsys.readouterr().err
 
 
-class Hook(BaseHTTPRequestHandler):
+class Hook(Handler):
     """Refuses the first post, as a service that is just restarting."""
 
     seen: list[dict[str, Any]] = []  # noqa: RUF012 (the test reads it)
     refused = False
 
     def do_POST(self) -> None:
-        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = json.loads(self.posted())
         if not Hook.refused:
             Hook.refused = True
-            self.send_error(503)
+            self.reply(503)
             return
         Hook.seen.append(content)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.reply(200)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/alarm"
-    server.shutdown()
-    server.server_close()
+    with http_server(Hook) as server:
+        yield f"{server.address}/alarm"
 
 
 def test_a_webhook_is_told_once_and_tried_again(
@@ -245,16 +239,13 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
         ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(
-    recipe: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", item]) == 2
-    assert told in capsys.readouterr().err
+def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
+    assert told in refusal("train", [f"recipe={recipe}", item])
     assert not (recipe.parent / "runs").exists()
 
 
 def test_the_price_is_that_of_the_machines(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     table = recipe.with_name("prices.yaml")
     table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
@@ -268,9 +259,8 @@ def test_the_price_is_that_of_the_machines(
     known = "known: p4d.24xlarge, p4d.24xlarge:spot, c5.18xlarge"
     assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
     table.write_text("p4d.24xlarge: dear\n")
-    assert train_main([*priced, "monitor.instances=[p4d.24xlarge]"]) == 2
-    assert (
-        "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in capsys.readouterr().err
+    assert "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in refusal(
+        "train", [*priced, "monitor.instances=[p4d.24xlarge]"]
     )
 
 

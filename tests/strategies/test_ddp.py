@@ -1,18 +1,16 @@
 """Any backend by name and import, compressed gradients, a static graph, the sharded optimizer's account."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from kd.cli import train_main
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
 from tests._helpers import write_recipe
 from tests._ranks import losses, train
-from tests._runs import run
+from tests._runs import run, summary_of
 
 ELSEWHERE = """
 import torch.distributed as dist
@@ -57,7 +55,7 @@ def test_a_backend_from_elsewhere_by_name_and_import(
         "trainer.strategy.module=elsewhere_backend",
     )  # fmt: skip
     assert losses(folder) == losses(plain)
-    assert json.loads((folder / "summary.json").read_text())["strategy"] == "DDP"
+    assert summary_of(folder)["strategy"] == "DDP"
 
 
 def test_a_moving_average_is_not_trained(recipe: Path) -> None:
@@ -100,7 +98,7 @@ def test_a_static_graph(recipe: Path, plain: Path) -> None:
     static = train(
         recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true"
     )
-    assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
+    assert summary_of(static)["strategy"] == "DDP"
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -118,8 +116,8 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     wide = ["model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"]
     whole = train(recipe, "trainer.strategy=ddp", *wide)
     shared = train(recipe, "trainer.strategy=ddp", "config=zero", *wide)
-    account = json.loads((shared / "summary.json").read_text())["optimizer_state"]
-    plain = json.loads((whole / "summary.json").read_text())["optimizer_state"]
+    account = summary_of(shared)["optimizer_state"]
+    plain = summary_of(whole)["optimizer_state"]
     assert plain == {
         "rank0_mb": plain["whole_mb"],
         "whole_mb": plain["whole_mb"],
@@ -142,10 +140,9 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     ],
 )
 def test_what_powersgd_refuses_is_refused_before_the_run(
-    item: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    item: str, message: str, refusal, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
     command = ["recipe=foodtag_vit", "config=powersgd", f"trainer.strategy.{item}"]
-    assert train_main([*command, f"runs_dir={runs}"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal("train", [*command, f"runs_dir={runs}"])
     assert not runs.exists()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests._forks import start_ranks, status_of
 from tests._ranks import HINT, losses, said, train
-from tests._runs import assert_good, disturb
+from tests._runs import assert_good, callback, disturb, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +54,7 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: li
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
-    of_plain, of_sharded = (
-        json.loads((folder / "summary.json").read_text()) for folder in (plain, sharded)
-    )
+    of_plain, of_sharded = (summary_of(folder) for folder in (plain, sharded))
     assert of_sharded["student"]["params"] == of_plain["student"]["params"]
     account = of_sharded["optimizer_state"]
     assert account["sharded_over"] == 2
@@ -90,12 +88,10 @@ def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
     ids=["DDP to 1", "DDP to 3", "2 to DDP", "3 to 2"],
 )
 def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: list[str]) -> None:
-    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    kill = callback("tests._stop.FailAtStep", step=4)
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = train(recipe, *PLAIN)
-    folder = train(
-        recipe, *first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1
-    )
+    folder = train(recipe, *first, "checkpoint.every_n_steps=1", kill, expect=1)
     train(recipe, *then, f"trainer.callbacks={audit}", resume=folder)
     assert len(losses(folder)) == len(losses(whole))
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
@@ -105,11 +101,11 @@ def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: lis
 def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
     """Three ranks: stage 3 pads every tensor; what is padding is neither saved nor looked at."""
     three = ["trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=2", "config=audit"]
-    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    kill = callback("tests._stop.FailAtStep", step=4)
     whole, cut = recipe.parent / "whole", recipe.parent / "cut"
     ranks(recipe, whole, *three, *PLAIN)
     every = "checkpoint.every_n_steps=1"
-    ranks(recipe, cut, *three, *deepspeed(3), every, f"trainer.callbacks+={kill}", expect=1)
+    ranks(recipe, cut, *three, *deepspeed(3), every, kill, expect=1)
     folder = cut / "tiny" / "000"
     ranks(recipe, cut, *three[:3], *deepspeed(3), "trainer.callbacks=[]", resume=folder)
     a, b = (load_file(runs / "tiny" / "000" / "student.safetensors") for runs in (whole, cut))

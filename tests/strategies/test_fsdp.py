@@ -12,6 +12,7 @@ from tests._forks import start_ranks, status_of
 from tests._helpers import write_recipe
 from tests._ranks import HINT as OF_FEATURES
 from tests._ranks import losses, said, train
+from tests._runs import callback, run_of, summary_of
 
 HINT = [*OF_FEATURES, "model.student.channels_last=true"]
 SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
@@ -47,7 +48,7 @@ def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
-    account = json.loads((sharded / "summary.json").read_text())["optimizer_state"]
+    account = summary_of(sharded)["optimizer_state"]
     assert account["sharded_over"] == 2
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=of_half)
 
@@ -58,12 +59,10 @@ def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
     ids=["to shards", "from shards"],
 )
 def test_checkpoints_load_in_the_other(recipe: Path, whole: Path, first: str, then: str) -> None:
-    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    kill = callback("tests._stop.FailAtStep", step=4)
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = whole if first == SHARDED else train(recipe, first, *HINT)
-    folder = train(
-        recipe, first, *HINT, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1
-    )
+    folder = train(recipe, first, *HINT, "checkpoint.every_n_steps=1", kill, expect=1)
     again = train(recipe, then, f"trainer.callbacks={audit}", resume=folder)
     assert again == folder
     assert losses(folder)[:4] == losses(whole)[:4]
@@ -93,7 +92,7 @@ def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> Non
         3,
     )
     assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
-    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(run_of(recipe))
     assert (summary["status"], summary["strategy"], summary["precision"]) == (
         "done",
         "FSDP",

@@ -2,7 +2,6 @@
 backend over gloo, without what the library lacks: new groups, and all that is not built of all-reduce, all-gather,
 broadcast and barrier. Everything else (import hook, process group, DDP, ZeRO) is real."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
 from tests._forks import start_ranks, status_of
+from tests._runs import run_of, summary_of
 
 HOOK = "smdistributed.dataparallel.torch.torch_smddp"
 STAND_IN = """
@@ -65,7 +65,7 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
     wide = "model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"
     statuses, said = train(recipe, "config=zero", wide)
     assert statuses == [0, 0], said
-    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(run_of(recipe))
     assert summary["strategy"] == "SMDDPStrategy"
     assert summary["world_size"] == 2
     account = summary["optimizer_state"]

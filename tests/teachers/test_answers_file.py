@@ -17,6 +17,7 @@ from kd.teachers import answers_file
 from kd.teachers.answers_file import AnswersFile
 from tests._helpers import ARCH, CLASSES, TINY, draw_folder, tiny_vit, write_recipe
 from tests._runs import run as trained
+from tests._runs import summary_of
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
 
@@ -159,6 +160,7 @@ def test_a_run_learns_from_a_file(
     filled: tuple[Path, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    refusal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Measured settings too: nothing runs in a step. ``kd-eval`` compares with its answers where there are some."""
@@ -171,10 +173,10 @@ def test_a_run_learns_from_a_file(
     assert "answers.csv answers for whole pictures" in told
     assert "model.student: begins with random weights, as stored answers have no layers" in told
     assert "0.00 M" not in told
-    assert main("cache", items) == 2
-    assert "is read-only" in capsys.readouterr().err
-    assert main("cache", ["--describe", str(folder), f"recipe={recipe}"]) == 2
-    assert f"model.teacher.answers={folder} reads stored answers" in capsys.readouterr().err
+    assert "is read-only" in refusal("cache", items)
+    assert f"model.teacher.answers={folder} reads stored answers" in refusal(
+        "cache", ["--describe", str(folder), f"recipe={recipe}"]
+    )
     assert main("cache", ["--describe", str(folder), *items[:2]]) == 0
     assert "logits: fits" in capsys.readouterr().out
     for words, message in (
@@ -184,10 +186,9 @@ def test_a_run_learns_from_a_file(
             "cache_pixels: needs views that come again",
         ),
     ):
-        assert train_main([*items, *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("train", [*items, *words])
     run = tmp_path / "runs" / "tiny" / "000"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert summary["teacher"]["val"]["acc1"] == 1
     assert (summary["cache"]["answers_read"], summary["cache"]["views"]) == (48, None)
     assert "as stored answers have no layers" in (run / "report.html").read_text()
@@ -211,19 +212,19 @@ def test_a_run_learns_from_a_file(
     assert f"the teacher's answers {folder} not found" in capsys.readouterr().err
 
 
-def test_a_file_that_lacks_a_picture_is_one_line(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_lacks_a_picture_is_one_line(pictures: Path, tmp_path: Path, refusal) -> None:
     recipe = write_recipe(tmp_path / "file.yaml", pictures, None)
     file = wide(tmp_path / "a.csv", ["x.png"], shares(1))
-    assert main("cache", [f"recipe={recipe}", f"from={file}"]) == 2
-    assert "has no answer to 48 of 48 pictures of train, such as " in capsys.readouterr().err
-    assert main("cache", [f"recipe={recipe}", f"from={file}", "from.rate=3"]) == 2
-    assert "from.rate: is of an address" in capsys.readouterr().err
+    assert "has no answer to 48 of 48 pictures of train, such as " in refusal(
+        "cache", [f"recipe={recipe}", f"from={file}"]
+    )
+    assert "from.rate: is of an address" in refusal(
+        "cache", [f"recipe={recipe}", f"from={file}", "from.rate=3"]
+    )
 
 
 def test_the_curve_of_a_cascade_reads_stored_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """Without milliseconds: stored answers can't be timed."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -237,8 +238,9 @@ def test_the_curve_of_a_cascade_reads_stored_answers(
     assert rule["teacher"] == 1
     assert rule["teacher_ms"] is None
     assert "ms a picture" not in capsys.readouterr().out
-    assert main(measure[0], [*measure[1:], "latency_ms=3"]) == 2
-    assert "latency_ms: stored answers can't be timed" in capsys.readouterr().err
+    assert "latency_ms: stored answers can't be timed" in refusal(
+        measure[0], [*measure[1:], "latency_ms=3"]
+    )
 
 
 def test_stored_answers_beside_a_cached_teacher(
@@ -257,7 +259,7 @@ def test_stored_answers_beside_a_cached_teacher(
         model__distill_losses=losses,
     )
     run = trained(recipe, f"model.teachers.a.answers={folder}", "trainer.max_epochs=3")
-    caches = json.loads((run / "summary.json").read_text())["cache"]
+    caches = summary_of(run)["cache"]
     assert {name: caches[name]["views"] for name in "ab"} == {"a": None, "b": 2}
     assert {name: caches[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 96}
     assert caches["a"]["answers_read"] == 3 * 48

@@ -35,7 +35,7 @@ from kd.teachers.answer_codec import Half
 from kd.teachers.answer_store import AnswerStore, Kind
 from tests._forks import run_ranks, start, status_of
 from tests._helpers import WITHOUT_TEACHER, draw_folder, save_teacher, write_recipe
-from tests._runs import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, callback, losses, run, run_folders, student_of, summary_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 
@@ -51,7 +51,7 @@ def cache(tmp_path: Path) -> list[str]:
 
 
 def report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())["cache"]
+    return summary_of(folder)["cache"]
 
 
 def view_file(tmp_path: Path, view: int, kind: str = "") -> Path:
@@ -238,8 +238,8 @@ def test_cached_features_resume_and_serve_any_number_of_processes(
     assert report(whole)["answers_read"] == 192
     view = view_file(tmp_path, 1, "norm")
     view.write_bytes(view.read_bytes()[:-100])  # torn: its last record is computed anew
-    stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
-    items = [*cache, "trainer.max_epochs=4", f"trainer.callbacks+={stop}"]
+    stop = callback("tests._stop.StopAfterEpoch", epoch=2)
+    items = [*cache, "trainer.max_epochs=4", stop]
     assert train_main([f"recipe={recipe}", *items]) == 143
     part = run_folders(recipe)[-1]
     assert report(part)["answers_computed"] == 1
@@ -273,13 +273,12 @@ def test_a_headless_teachers_features_are_cached_and_have_no_largest_logits(
     pictures: Path,
     teacher: Path,
     cache: list[str],
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     found = report(run(recipe, *cache, "model.teacher.head=false"))
     assert (found["format"], found["answers_computed"]) == ("features alone", 96)
-    assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"]) == 2
-    said = capsys.readouterr().err
+    said = refusal("train", [f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"])
     assert (
         "model.teacher.cache_topk: no loss reads logits, so none are stored; leave it out" in said
     )
@@ -369,8 +368,8 @@ def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
 
 def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path: Path) -> None:
     """kill -9 in the middle of the first epoch; what was stored is used, the result is the undisturbed run's."""
-    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.2}})
-    pid = start([f"recipe={recipe}", *cache, f"trainer.callbacks+={slow}"], tmp_path / "log")
+    slow = callback("tests._stop.Slow", seconds=0.2)
+    pid = start([f"recipe={recipe}", *cache, slow], tmp_path / "log")
     deadline = time.monotonic() + 120
     while (
         not any(any(file.read_bytes()) for file in (tmp_path / "answers").glob("*/view-0000.bin"))
@@ -390,9 +389,9 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(
     recipe: Path, cache: list[str], tmp_path: Path
 ) -> None:
     whole = run(recipe, *cache, *MIX, "trainer.max_epochs=4")
-    stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
+    stop = callback("tests._stop.StopAfterEpoch", epoch=2)
     fresh = [cache[0], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2]]
-    items = [*fresh, *MIX, "trainer.max_epochs=4", f"trainer.callbacks+={stop}"]
+    items = [*fresh, *MIX, "trainer.max_epochs=4", stop]
     assert train_main([f"recipe={recipe}", *items]) == 143
     part = run_folders(recipe)[-1]
     assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
@@ -453,11 +452,10 @@ def test_wrong_use_of_kd_cache(
     cache: list[str],
     items: list[str],
     message: str,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
     taken = [] if items is WITHOUT_TEACHER else cache
-    assert cache_main([f"recipe={recipe}", *taken, *items]) == 2
-    assert f"kd-cache: {message}" in capsys.readouterr().err
+    assert f"kd-cache: {message}" in refusal("cache", [f"recipe={recipe}", *taken, *items])
     assert cache_main(["--help"]) == 0
 
 
@@ -548,7 +546,7 @@ def test_missing_answers_are_counted_by_the_first_bytes_of_records(
 def test_a_stale_cache_is_refused_before_the_start_is_fitted(
     recipe: Path,
     cache: list[str],
-    capsys: pytest.CaptureFixture[str],
+    refusal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fitting a start takes minutes, and a cache of other views is known to be one before."""
@@ -565,22 +563,20 @@ def test_a_stale_cache_is_refused_before_the_start_is_fitted(
         ("trainer.precision=bf16-mixed", "other teacher: dtype is float32 there, bfloat16 here"),
         ("model.teacher.cache_topk=4", "cache_topk: must be less than the 4 classes"),
     ):
-        assert train_main([f"recipe={recipe}", *cache, item]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("train", [f"recipe={recipe}", *cache, item])
 
 
 def test_missing_answers_are_said_with_the_settings_that_differ(
     recipe: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     words = ["model.teacher.cache_views=2", "trainer.precision=32-true", "trainer.max_epochs=1"]
     run(recipe, *words, "model.teacher.cache=on")
     only = [f"recipe={recipe}", *words, "model.teacher.cache=only"]
-    assert train_main([*only, "seed=1", "data.augment.hflip=0.2"]) == 2
-    said = capsys.readouterr().err
+    said = refusal("train", [*only, "seed=1", "data.augment.hflip=0.2"])
     assert "48 of an epoch's answers are missing" in said
     assert "kd-cache fills it; those in " in said
     assert (
@@ -604,15 +600,14 @@ def test_the_training_pictures_are_hashed_once(
     assert set(stamped.values()) == {1}
 
 
-def test_losses_that_need_all_logits(
-    recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_that_need_all_logits(recipe: Path, cache: list[str], refusal) -> None:
     """Refused with the largest alone; with all of them, the same as live."""
     items = [f"model.distill_losses.{loss}={loss}" for loss in ("DISTLoss", "HardKDLoss")]
     moving = "model.distill_losses.kd.final_temperature=1"
     for item, loss in zip([*items, moving], ("DISTLoss", "HardKDLoss", "KDLoss"), strict=True):
-        assert train_main([f"recipe={recipe}", *cache, item, "model.teacher.cache_topk=2"]) == 2
-        assert f"model.teacher.cache_topk: {loss} needs all logits" in capsys.readouterr().err
+        assert f"model.teacher.cache_topk: {loss} needs all logits" in refusal(
+            "train", [f"recipe={recipe}", *cache, item, "model.teacher.cache_topk=2"]
+        )
     items += ["trainer.precision=32-true"]
     live, cached = run(recipe, *items), run(recipe, *items, *cache)
     for step, value in losses(live).items():
@@ -620,7 +615,7 @@ def test_losses_that_need_all_logits(
 
 
 def test_several_teachers_each_with_a_cache(
-    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """Logits of the mean, features of one, of another input size; filled by kd-cache, then in the run."""
     from tests._helpers import ARCH, TINY
@@ -688,8 +683,7 @@ def test_several_teachers_each_with_a_cache(
         ([str(tmp_path / "nothing")], "holds no answers of a teacher"),
         ([str(tmp_path / "b"), "seed=1"], "no key 'seed' (it takes recipe=)"),
     ):
-        assert cache_main(["--describe", *wrong]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("cache", ["--describe", *wrong])
     others = [f"model.teachers.{name}.cache_dir={tmp_path / 'x' / name}" for name in "ab"]
     assert cache_main([f"recipe={recipe}", *others, "trainer.precision=32-true"]) == 0
     said = capsys.readouterr().out
@@ -702,8 +696,7 @@ def test_several_teachers_each_with_a_cache(
           "model.teachers.a.cache_dir=null"],
          f"model.teachers.b.cache_dir: {tmp_path / 'a'}"),
     ):  # fmt: skip
-        assert train_main([f"recipe={recipe}", *items, *bad]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("train", [f"recipe={recipe}", *items, *bad])
 
 
 def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:
@@ -730,12 +723,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_full_disk_is_told_before_the_first_step(
-    recipe: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_told_before_the_first_step(recipe: Path, small_disk: Path, refusal) -> None:
     items = ["model.teacher.cache=on", f"model.teacher.cache_dir={small_disk / 'c'}"]
-    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=100"]) == 2
-    assert "model.teacher.cache_dir: " in capsys.readouterr().err
+    assert "model.teacher.cache_dir: " in refusal(
+        "train", [f"recipe={recipe}", *items, "model.teacher.cache_views=100"]
+    )
     assert not (recipe.parent / "runs").exists()
     assert (
         train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=2"]) == 0
@@ -778,6 +770,7 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
     tmp_path: Path,
     cache: list[str],
     capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
     more = draw_folder(tmp_path / "more", train=3, val=1)
     items = [*cache, f"data.unlabeled={more}", "data.unlabeled_ratio=0.25", "trainer.max_epochs=1"]
@@ -787,13 +780,15 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
     capsys.readouterr()
     picture = next((more / "train" / "apple").iterdir())
     os.utime(picture, (time.time() + 60, time.time() + 60))
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    assert "was filled with other data: content is" in capsys.readouterr().err
+    assert "was filled with other data: content is" in refusal(
+        "train", [f"recipe={recipe}", *items]
+    )
 
     mixed = [*items, "data.augment.mixup=0.8", f"model.teacher.cache_dir={tmp_path / 'mixed'}"]
     run(recipe, *mixed)
-    assert train_main([f"recipe={recipe}", *mixed, "data.unlabeled_ratio=0.5"]) == 2
-    assert "other transforms: unlabeled_ratio is 0.25 there, 0.5 here" in capsys.readouterr().err
+    assert "other transforms: unlabeled_ratio is 0.25 there, 0.5 here" in refusal(
+        "train", [f"recipe={recipe}", *mixed, "data.unlabeled_ratio=0.5"]
+    )
 
 
 def test_poisoned_answers_are_asked_for_again(

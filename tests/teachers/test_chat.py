@@ -5,9 +5,7 @@ import io
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from kd.errors import UserError
 from kd.settings import AskSettings
 from kd.teachers.chat import Chat
 from tests._helpers import CLASSES, write_recipe
-from tests._runs import run
+from tests._http import Handler, http_server
+from tests._runs import run, summary_of
 
 Choose = Callable[[np.ndarray, dict[str, str]], dict[str, float]]
 """A picture and the letters' classes -> the probability of each of the likeliest tokens."""
@@ -33,65 +32,38 @@ def of_colour(picture: np.ndarray, classes: dict[str, str]) -> dict[str, float]:
     return {letter: 0.5, f" {letter}": 0.25, "The": 0.2}
 
 
-class Endpoint(ThreadingHTTPServer):
+class Chats(Handler):
     """OpenAI's chat protocol, with one token and its alternatives."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Reply)
-        self.seen: list[bytes] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.failures: list[int] = []
-        self.choose: Choose = of_colour
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1/chat/completions"
-
-
-class Reply(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def log_message(self, *args: object) -> None:
-        """Silent."""
-
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.failures:
-            self._reply(self.server.failures.pop(0), {"error": "busy"})
+        body = json.loads(self.posted())
+        server: Any = self.server
+        if server.failures:
+            self.reply(server.failures.pop(0), b'{"error": "busy"}')
             return
         picture, text = body["messages"][0]["content"]
         file = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
         view = np.asarray(Image.open(io.BytesIO(file)))
-        self.server.seen.append(view.tobytes())
-        self.server.bodies.append(body)
-        self.server.keys.append(self.headers["Authorization"])
+        server.seen.append(view.tobytes())
+        server.bodies.append(body)
+        server.keys.append(self.headers["Authorization"])
         classes = dict(re.findall(r"^(\w): (.+)$", text["text"], re.MULTILINE))
-        tokens = self.server.choose(view, classes)
+        tokens = server.choose(view, classes)
         top = [{"token": token, "logprob": math.log(p)} for token, p in tokens.items()]
         content = [{**top[0], "top_logprobs": top}]
-        self._reply(200, {"choices": [{"logprobs": {"content": content}}]})
-
-    def _reply(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(200, json.dumps({"choices": [{"logprobs": {"content": content}}]}).encode())
 
 
 @pytest.fixture()
-def endpoint() -> Iterator[Endpoint]:
-    server = Endpoint()
-    yield server
-    server.shutdown()
-    server.server_close()
+def endpoint() -> Iterator[Any]:
+    """It keeps pictures, requests and keys, fails as often as ``failures`` says, and answers as ``choose`` does."""
+    kept: dict[str, Any] = {"seen": [], "bodies": [], "keys": [], "failures": []}
+    with http_server(Chats, **kept, choose=of_colour) as server:
+        server.url = f"{server.address}/v1/chat/completions"
+        yield server
 
 
-def chat(endpoint: Endpoint, **settings: Any) -> Chat:
+def chat(endpoint: Any, **settings: Any) -> Chat:
     asked = Chat(endpoint.url, AskSettings(model="eyes", **settings))
     asked.connect(CLASSES)
     return asked
@@ -104,7 +76,7 @@ def views_of(*reds: int) -> np.ndarray:
 
 
 def test_letters_become_the_probabilities_of_classes(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of one letter are added; what is missing of 1 is spread over the other classes."""
     monkeypatch.setenv("MY_KEY", "secret")
@@ -123,7 +95,7 @@ def test_letters_become_the_probabilities_of_classes(
     assert other.connect(CLASSES) != asked.connect(CLASSES)
 
 
-def test_what_is_no_answer_is_one_line(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_answer_is_one_line(endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kd.teachers.server.time.sleep", lambda seconds: None)
     asked = chat(endpoint, retries=2, budget=3)
     endpoint.failures = [429, 500]
@@ -157,7 +129,7 @@ def test_letters_without_any_probability_are_no_answer() -> None:
 
 
 def test_a_run_learns_from_what_it_has_answered(
-    endpoint: Endpoint,
+    endpoint: Any,
     pictures: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,5 +145,5 @@ def test_a_run_learns_from_what_it_has_answered(
     assert f"use them with model.teacher.answers={folder}" in capsys.readouterr().out
     trained = run(recipe, f"model.teacher.answers={folder}", "trainer.max_epochs=1")
     assert len(endpoint.seen) == 48 + 16
-    summary = json.loads((trained / "summary.json").read_text())
+    summary = summary_of(trained)
     assert summary["teacher"]["val"]["acc1"] == 1

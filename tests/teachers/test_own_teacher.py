@@ -24,6 +24,7 @@ from kd.models import TapSpec, TeacherSpec, preprocess_for
 from kd.teachers import Answer, OwnTeacher, Teacher, build_teacher
 from kd.teachers.answer import Wanted
 from tests._helpers import CLASSES, ROOT, draw_folder, tiny_vit, write_recipe
+from tests._runs import summary_of
 from tests._teacher import Bright
 
 IMAGES = torch.randint(
@@ -101,7 +102,7 @@ def test_its_answers_are_cached(pictures: Path, tmp_path: Path) -> None:
              "model.teacher.cache_views=1"]  # fmt: skip
     assert train_main(items) == 0
     assert train_main([*items, "model.teacher.cache=only"]) == 0
-    first, second = (json.loads((tmp_path / "runs" / "tiny" / name / "summary.json").read_text())["cache"]
+    first, second = (summary_of(tmp_path / 'runs' / 'tiny' / name)["cache"]
                      for name in ("000", "001"))  # fmt: skip
     assert (first["answers_computed"], second["answers_computed"]) == (48, 0)
     assert second["answers_read"] == 2 * 48

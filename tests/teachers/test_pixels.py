@@ -1,6 +1,5 @@
 """Views kept beside their answers (``model.teacher.cache_pixels``): nothing is decoded twice, nothing else changes."""
 
-import json
 import os
 import pickle
 import re
@@ -30,7 +29,7 @@ from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, CachedViews, Reading
 from tests._forks import run_ranks
 from tests._helpers import draw_folder
-from tests._runs import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, callback, losses, run, run_folders, student_of, summary_of
 
 SIZE, VIEWS = (32, 32), 2
 JITTER = "data.augment.color_jitter=0.3"
@@ -174,11 +173,11 @@ def test_a_run_resumes_in_the_middle_of_a_pixels_cache(
     items = [*cache, *MIX, JITTER, "trainer.max_epochs=3", "trainer.limit_val_batches=0"]
     whole = run(recipe, *items, f"{cache[1]}-plain")
     calls = made(monkeypatch)
-    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
+    stop = callback("tests._stop.FailAtStep", step=3)
     given = [
         *items,
         "model.teacher.cache_pixels=true",
-        f"trainer.callbacks+={stop}",
+        stop,
         "checkpoint.every_n_steps=1",
     ]
     assert train_main([f"recipe={recipe}", *given]) == 1
@@ -250,7 +249,7 @@ def test_the_training_process_reads_no_records(
     monkeypatch.setattr("kd.teachers.cached.read_records", None)
     items = ["data.num_workers=1", "model.teacher.cache=only", "trainer.limit_val_batches=0"]
     found = run(recipe, *cache, *items)
-    assert json.loads((found / "summary.json").read_text())["cache"]["answers_read"] == 96
+    assert summary_of(found)["cache"]["answers_read"] == 96
 
 
 def test_kd_cache_fills_and_describes_them(
@@ -303,10 +302,9 @@ def test_what_can_not_be_kept_is_refused(
     tmp_path: Path,
     items: list[str],
     message: str,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
-    assert train_main([f"recipe={recipe}", *cache, *items]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
+    said = refusal("train", [f"recipe={recipe}", *cache, *items]).strip().splitlines()
     assert message in said[-1]
     assert not (tmp_path / "answers").exists()
     assert not (tmp_path / "runs").exists()
@@ -315,18 +313,19 @@ def test_what_can_not_be_kept_is_refused(
 def test_pixels_without_a_cache_or_room_are_refused(
     recipe: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert train_main([f"recipe={recipe}", "model.teacher.cache_pixels=true"]) == 2
-    assert (
-        "model.teacher.cache_pixels: True has no effect with model.teacher.cache"
-        in capsys.readouterr().err
+    assert "model.teacher.cache_pixels: True has no effect with model.teacher.cache" in refusal(
+        "train", [f"recipe={recipe}", "model.teacher.cache_pixels=true"]
     )
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100_000))
     items = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
-    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_pixels=true"]) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    said = (
+        refusal("train", [f"recipe={recipe}", *items, "model.teacher.cache_pixels=true"])
+        .strip()
+        .splitlines()[-1]
+    )
     assert re.search(r"needs 0\.6 MB more for 4 view\(s\) of 48 pictures, the disk has 0\.1 MB \(fewer cache_views, "
                      r"cache_topk or cache_pixels=false\)", said)  # fmt: skip
     assert not (tmp_path / "answers").exists()

@@ -6,11 +6,10 @@ import re
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,55 +21,40 @@ from kd.settings import AskSettings
 from kd.teachers.server import HEADER, AnswerServer
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
-from tests._runs import losses, run, student_of
+from tests._http import Handler, http_server
+from tests._runs import losses, run, student_of, summary_of
 from tests._serving import serving
 
 CLASSES = 4
 NAMES = ["a", "b", "c", "d"]
 
 
-class Model(ThreadingHTTPServer):
-    """A KServe v2 server whose logits are the means of a view's colours and 1; it counts what it is asked for."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.seen: list[bytes] = []
-        self.failures: list[int] = []
-        self.fails_each = 0  # every so many requests one fails
-        self.requests = 0
-        self.connections: list[socket.socket] = []
-        self.answer = lambda views: np.column_stack([views.mean((1, 2)), np.ones(len(views))])
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v2/models/colours"
+def colours(views: np.ndarray) -> np.ndarray:
+    """Logits: the means of a view's colours, and 1."""
+    return np.column_stack([views.mean((1, 2)), np.ones(len(views))])
 
 
-class Answers(BaseHTTPRequestHandler):
-    server: Model
+class Answers(Handler):
+    """KServe v2; the server counts what it is asked for."""
+
+    server: Any
     protocol_version = "HTTP/1.1"  # connections are kept
 
     def setup(self) -> None:
         self.server.connections.append(self.request)
         super().setup()
 
-    def log_message(self, *args: object) -> None:
-        """Silent."""
-
     def do_GET(self) -> None:
         about = {"name": "colours", "outputs": [{"name": "logits", "shape": [-1, CLASSES]}]}
-        self._reply(200, json.dumps(about).encode())
+        self.reply(200, json.dumps(about).encode())
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.posted()
         self.server.requests += 1
         if self.server.fails_each and not self.server.requests % self.server.fails_each:
             self.server.failures.append(503)
         if self.server.failures:
-            self._reply(self.server.failures.pop(0), b"busy")
+            self.reply(self.server.failures.pop(0), b"busy")
             return
         size = int(self.headers[HEADER])
         shape = json.loads(body[:size])["inputs"][0]["shape"]
@@ -81,36 +65,30 @@ class Answers(BaseHTTPRequestHandler):
         output = {"name": "logits", "shape": list(logits.shape), "datatype": "FP32",
                   "parameters": {"binary_data_size": logits.nbytes}}  # fmt: skip
         text = json.dumps({"outputs": [output]}).encode()
-        self._reply(200, text + logits.tobytes(), len(text))
-
-    def _reply(self, status: int, body: bytes, header: int = 0) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        if header:
-            self.send_header(HEADER, str(header))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(200, text + logits.tobytes(), **{HEADER: str(len(text))})
 
 
 @pytest.fixture()
-def server() -> Iterator[Model]:
-    model = Model()
-    yield model
-    model.shutdown()
-    model.server_close()
+def server() -> Iterator[Any]:
+    """It keeps views and connections, and fails as ``failures`` says, or one request of ``fails_each``."""
+    kept: dict[str, Any] = {"seen": [], "failures": [], "connections": []}
+    counts = {"fails_each": 0, "requests": 0}
+    with http_server(Answers, **kept, **counts, answer=colours) as found:
+        found.url = f"{found.address}/v2/models/colours"
+        yield found
 
 
 def views_of(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), np.uint8)
 
 
-def connected(server: Model, **settings: object) -> AnswerServer:
+def connected(server: Any, **settings: object) -> AnswerServer:
     asked = AnswerServer(server.url, AskSettings(**settings))  # type: ignore[arg-type]
     asked.connect(NAMES)
     return asked
 
 
-def test_connections_are_kept_without_delay(server: Model) -> None:
+def test_connections_are_kept_without_delay(server: Any) -> None:
     """And one that the server has closed is opened again, which is no second try."""
     asked = connected(server)
     asked.logits_of(views_of(6))
@@ -125,7 +103,7 @@ def test_connections_are_kept_without_delay(server: Model) -> None:
     assert "(0 repeated)" in asked.spent()
 
 
-def test_failures_rate_and_budget(server: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_rate_and_budget(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     asked = connected(server, budget=6, rate=1000.0, price=2.0)
     monkeypatch.setattr("kd.teachers.server.time.sleep", pauses.append)
@@ -167,7 +145,7 @@ ALL = 2 * 48 + 16
 
 @pytest.fixture()
 def filling(
-    server: Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """The command line that asks the server for two views of 48 pictures, and for the 16 of the validation."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -188,7 +166,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_reads_what_was_asked_once(
-    filling: list[str], server: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    filling: list[str], server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """Training and kd-eval ask nothing; of the probabilities of a server the logits are kept."""
     logits_of = server.answer
@@ -211,7 +189,7 @@ def test_a_run_reads_what_was_asked_once(
     recipe = Path(filling[0].partition("=")[2])
     answers = f"model.teacher.answers={folder}"
     trained = run(recipe, answers, "trainer.max_epochs=3")
-    summary = json.loads((trained / "summary.json").read_text())
+    summary = summary_of(trained)
     assert summary["teacher"]["arch"] == "colours"
     assert "acc1" in summary["teacher"]["val"]
     assert (summary["cache"]["answers_read"], summary["cache"]["answers_computed"]) == (3 * 48, 0)
@@ -230,36 +208,32 @@ def test_a_run_reads_what_was_asked_once(
         ),
         (hint, "is stored answers alone, without layers"),
     ):
-        assert main("train", [f"recipe={recipe}", answers, *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal("train", [f"recipe={recipe}", answers, *words])
 
 
 def test_a_budget_ends_it_and_the_same_command_resumes(
-    filling: list[str], tmp_path: Path, server: Model, capsys: pytest.CaptureFixture[str]
+    filling: list[str], tmp_path: Path, server: Any, refusal
 ) -> None:
-    assert main("cache", [*filling, "from.budget=40"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
+    assert refusal("cache", [*filling, "from.budget=40"]).splitlines()[-1] == (
         "kd-cache: from.budget: the budget of 40 pictures is used up (40 asked); run the same command again with a larger "
         "one to resume, nothing is asked twice"
     )
     train = [filling[0], f"model.teacher.answers={stored(tmp_path)}"]
-    assert main("train", train) == 2
-    assert "is not whole yet: run kd-cache again to resume" in capsys.readouterr().err
+    assert "is not whole yet: run kd-cache again to resume" in refusal("train", train)
     assert main("cache", [*filling, "from.budget=1000"]) == 0
     assert len(server.seen) == len(set(server.seen)) == ALL
     (view,) = stored(tmp_path).glob("val-*/view-0000.bin")
     data = bytearray(view.read_bytes())
     data[-5] ^= 1  # a damaged record alone is asked for again
     view.write_bytes(data)
-    assert main("train", train) == 2
-    assert "1 answers to val are damaged" in capsys.readouterr().err
+    assert "1 answers to val are damaged" in refusal("train", train)
     assert main("cache", filling) == 0
     assert len(server.seen) == ALL + 1
     assert main("train", [*train, "trainer.max_epochs=1"]) == 0
 
 
 def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(
-    filling: list[str], server: Model, tmp_path: Path
+    filling: list[str], server: Any, tmp_path: Path
 ) -> None:
     """Only a request that was under way when the process died is sent again."""
     assert main("cache", filling) == 0
@@ -308,9 +282,7 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=0)
 
 
-def test_what_is_no_place_of_answers_is_one_line(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_place_of_answers_is_one_line(recipe: Path, tmp_path: Path, refusal) -> None:
     refused = "http://127.0.0.1:9"
     chat = f"{refused}/v1/chat/completions"
     for command, words, text in (
@@ -329,8 +301,7 @@ def test_what_is_no_place_of_answers_is_one_line(
         ("cache", [f"from={chat}"], "from.model: must be the endpoint's name of a model"),
         ("cache", ["from=http://me:SECRET@h/v2"], "from: must have no user and no part after ? or #"),
     ):  # fmt: skip
-        assert main(command, [f"recipe={recipe}", *words]) == 2
-        err = capsys.readouterr().err.strip().splitlines()
+        err = refusal(command, [f"recipe={recipe}", *words]).strip().splitlines()
         assert text.lower() in err[-1].lower(), err
         assert "SECRET" not in err[-1]
         assert not list(tmp_path.rglob("summary.json"))

@@ -17,7 +17,7 @@ from kd.settings import TapSpec
 from kd.teachers import Ensemble, FrozenTeacher, build_teacher
 from kd.teachers.answer import ALL
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
-from tests._runs import run_folders
+from tests._runs import run_folders, summary_of
 
 INFO = DataInfo(list(CLASSES), 48, 16)
 PICTURES = torch.randint(
@@ -79,7 +79,11 @@ def test_a_feature_loss_must_name_one_of_several(two: dict[str, TeacherSpec]) ->
 
 
 def test_an_ensembles_preflight_measures_each_and_all(
-    tmp_path: Path, pictures: Path, two: dict[str, TeacherSpec], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    two: dict[str, TeacherSpec],
+    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, Path(two["a"].checkpoint))
     members = {
@@ -95,7 +99,7 @@ def test_an_ensembles_preflight_measures_each_and_all(
     ):
         assert line in out
     (folder,) = run_folders(recipe)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert set(summary["teacher"]["members"]) == {"a", "b"}
     assert summary["teacher"]["params"] == sum(
         m["params"] for m in summary["teacher"]["members"].values()
@@ -105,9 +109,8 @@ def test_an_ensembles_preflight_measures_each_and_all(
         json.loads((folder / "eval_val.json").read_text())["teacher"]["acc1"]
         == summary["teacher"]["val"]["acc1"]
     )
-    assert train_main([f"recipe={recipe}", items[1]]) == 2
-    assert (
-        "model.teachers: give model.teacher or model.teachers, not both" in capsys.readouterr().err
+    assert "model.teachers: give model.teacher or model.teachers, not both" in refusal(
+        "train", [f"recipe={recipe}", items[1]]
     )
 
 
@@ -201,7 +204,7 @@ def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictur
     )
     assert train_main([f"recipe={recipe}", "model.teacher.head=false", "trainer.max_epochs=1"]) == 0
     (folder,) = run_folders(recipe)
-    assert "agreement" not in json.loads((folder / "summary.json").read_text())["student"]["val"]
+    assert "agreement" not in summary_of(folder)["student"]["val"]
     with pytest.raises(
         UserError, match=r"distill_losses.kd: KDLoss needs a teacher with a classifier"
     ):
