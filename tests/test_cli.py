@@ -22,7 +22,7 @@ def resolved(recipe: Path | str, *items: str) -> dict:
 # -- translation --------
 
 
-def test_three_spellings_mean_the_same() -> None:
+def test_three_spellings_mean_the_same():
     for line in (
         ["seed=3", "optim.lr=1"],
         ["--seed=3", "--optim.lr=1"],
@@ -31,7 +31,7 @@ def test_three_spellings_mean_the_same() -> None:
         assert translate(line) == Request(overrides=["seed=3", "optim.lr=1"])
 
 
-def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
+def test_order_between_kinds_does_not_matter(recipe):
     line = [
         f"recipe={recipe}",
         "config=debug",
@@ -47,29 +47,25 @@ def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "named"), [("what", "what"), ("--seed", "seed: a setting needs a value")]
 )
-def test_an_item_that_is_no_setting_is_refused(
-    item: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_item_that_is_no_setting_is_refused(item, named, capsys):
     assert train_main([item]) == 2
     assert named in one_line_of(capsys)
 
 
-def test_value_with_an_equals_sign() -> None:
+def test_value_with_an_equals_sign():
     assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
 
 
 # -- contracts of the one engine --------
 
 
-def test_interpolation_is_resolved_after_overrides(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interpolation_is_resolved_after_overrides(tmp_path, pictures, monkeypatch):
     monkeypatch.chdir(tmp_path)  # in a file of one's own
     recipe = write_recipe(tmp_path / "r.yaml", pictures, None, data__batch_size="${data.img_size}")
     assert resolved(recipe, "data.img_size=16")["data.batch_size"] == 16
 
 
-def test_a_dataclass_is_merged_key_by_key(recipe: Path, tmp_path: Path) -> None:
+def test_a_dataclass_is_merged_key_by_key(recipe, tmp_path):
     overlay = tmp_path / "o.yaml"
     overlay.write_text("optim: {weight_decay: 0.5}\nmodel: {student: {kwargs: {depth: 3}}}\n")
     config = resolved(recipe, f"config={overlay}")
@@ -77,11 +73,11 @@ def test_a_dataclass_is_merged_key_by_key(recipe: Path, tmp_path: Path) -> None:
     assert config["model.student.arch"] == "vit_tiny_patch16_224"
 
 
-def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
+def test_a_later_overlay_does_not_overwrite_an_override(recipe):
     assert resolved(recipe, "trainer.max_epochs=9", "config=debug")["trainer.max_epochs"] == 9
 
 
-def test_callbacks_are_appended(recipe: Path) -> None:
+def test_callbacks_are_appended(recipe):
     items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
     config = Run.of(translate([f"recipe={recipe}", *items[:1]])).config
     assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == [
@@ -89,7 +85,7 @@ def test_callbacks_are_appended(recipe: Path) -> None:
     ]
 
 
-def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
+def test_short_and_long_keys(recipe, tmp_path):
     config = resolved(
         recipe, "data.source=ImageFolder", f"data.source.root={tmp_path}", "model.distill_losses.kd.temperature=9",
         "model.distill_losses.kd.init_args.weight=0.5", "data.augment.mixup=0.8", "model.task.label_smoothing=0.1",
@@ -127,7 +123,7 @@ KEYS_OF_THE_README = [
 ]
 
 
-def test_every_short_key_is_taken(recipe: Path) -> None:
+def test_every_short_key_is_taken(recipe):
     before, after = resolved(recipe), resolved(recipe, *KEYS_OF_THE_README)
     changed = {
         key.replace(".init_args", "") for key, value in after.items() if value != before.get(key)
@@ -136,21 +132,19 @@ def test_every_short_key_is_taken(recipe: Path) -> None:
     assert {item.split("=")[0] for item in KEYS_OF_THE_README} - changed == same
 
 
-def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
+def test_a_strategy_by_class_path_alone(recipe):
     found = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")
     assert found["trainer.strategy.class_path"] == "kd.strategies.ddp.DDP"
 
 
-def test_print_config_is_runnable(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_config_is_runnable(recipe, tmp_path, capsys):
     assert train_main([f"recipe={recipe}", "seed=5", "--print_config"]) == 0
     again = tmp_path / "again.yaml"
     again.write_text(capsys.readouterr().out)
     assert resolved(again) == resolved(recipe, "seed=5")
 
 
-def test_sys_argv_stays_as_it_is(recipe: Path) -> None:
+def test_sys_argv_stays_as_it_is(recipe):
     before = list(sys.argv)
     resolved(recipe)
     assert sys.argv == before
@@ -164,13 +158,13 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("recipe_name", "overlay"), PAIRS)
-def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) -> None:
+def test_every_recipe_with_every_overlay(recipe_name, overlay):
     config = resolved(recipe_name, *([f"config={overlay}"] if overlay else []))
     assert config["recipe"] == recipe_name
 
 
 @pytest.mark.parametrize("name", ["foodtag_vit", "food101_vitl_vits"])
-def test_the_case_studys_setting(name: str) -> None:
+def test_the_case_studys_setting(name):
     config = resolved(name, "config=nodes_4x8")
     assert (
         config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
@@ -181,7 +175,7 @@ def test_the_case_studys_setting(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["recipes", "configs"])
-def test_every_file_says_what_it_is(kind: str) -> None:
+def test_every_file_says_what_it_is(kind):
     assert all(names(kind).values())
 
 
@@ -221,9 +215,7 @@ WRONG = [
 ]
 
 
-def test_a_missing_extra_is_installed_for_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_installed_for_this_python(tmp_path, monkeypatch):
     """``pip`` alone may belong to another Python: the README's environment need not be active."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
     assert needs_extra("tune").endswith(
@@ -237,9 +229,7 @@ def test_a_missing_extra_is_installed_for_this_python(
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])
-def test_wrong_use_is_told_in_one_line(
-    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use_is_told_in_one_line(item, message, recipe, capsys):
     assert train_main([f"recipe={recipe}", item]) == 2
     assert message in one_line_of(capsys)
     assert not (recipe.parent / "runs").exists()
@@ -258,18 +248,14 @@ def test_wrong_use_is_told_in_one_line(
         ("optim: {lrr: 1}\n", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
     ],
 )
-def test_a_wrong_overlay(
-    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_overlay(text, message, recipe, capsys):
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text(text)
     assert train_main([f"recipe={recipe}", f"config={overlay}"]) == 2
     assert message in one_line_of(capsys)
 
 
-def test_a_manifest_with_a_missing_file_names_it(
-    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_with_a_missing_file_names_it(recipe, pictures, capsys):
     file = recipe.parent / "m.csv"
     there = [
         f"{picture},{label}\n"
@@ -282,9 +268,7 @@ def test_a_manifest_with_a_missing_file_names_it(
     assert f"1 damaged picture: train: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
 
 
-def test_class_counts_that_differ(
-    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_class_counts_that_differ(tmp_path, pictures, capsys):
     from tests._helpers import save_teacher
 
     other = save_teacher(tmp_path / "five.safetensors", num_classes=5)
@@ -294,9 +278,7 @@ def test_class_counts_that_differ(
 
 
 @pytest.mark.parametrize(("name", "meant"), [("foodtag_vot", "foodtag_vit"), ("distil", "distill")])
-def test_a_wrong_recipe_is_told_with_the_nearest(
-    name: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_recipe_is_told_with_the_nearest(name, meant, capsys):
     """Second names of recipes count as the first."""
     assert train_main([f"recipe={name}"]) == 2
     assert (
@@ -308,7 +290,7 @@ def test_a_wrong_recipe_is_told_with_the_nearest(
 # -- help --------
 
 
-def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_list(capsys):
     assert train_main(["--help"]) == 0
     assert "recipe=foodtag_vit" in capsys.readouterr().out
     assert train_main(["--list"]) == 0
@@ -320,7 +302,7 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_help_imports_nothing_heavy(command: str) -> None:
+def test_help_imports_nothing_heavy(command):
     code = (
         f"import sys; from kd.cli import main; main({command!r}, ['--help']); "
         "print([m for m in ('torch', 'timm') if m in sys.modules])"
@@ -331,6 +313,6 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_find_takes_a_path(tmp_path: Path) -> None:
+def test_find_takes_a_path(tmp_path):
     with pytest.raises(UserError, match=r"no file .*nothing\.yaml"):
         find("recipes", str(tmp_path / "nothing.yaml"))

@@ -35,8 +35,8 @@ def state_of_the_process() -> dict[str, object]:
 
 
 def test_the_process_is_as_before_after_a_run_an_evaluation_and_a_mistake(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recipe, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     torch.manual_seed(7)
@@ -52,16 +52,14 @@ def test_the_process_is_as_before_after_a_run_an_evaluation_and_a_mistake(
     assert state_of_the_process() == before
 
 
-def test_the_start_counts_from_the_call(recipe: Path, tmp_path: Path) -> None:
+def test_the_start_counts_from_the_call(recipe, tmp_path):
     began = time.time()
     result = kd.train(recipe, {**SMALL, "runs_dir": tmp_path})
     startup = read_run(result.folder).event("startup")
     assert startup is not None and startup["s"] <= time.time() - began
 
 
-def test_no_thread_sees_another_folder_while_settings_are_parsed(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_sees_another_folder_while_settings_are_parsed(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     visited: list[object] = []
     monkeypatch.setattr(os, "chdir", visited.append)
@@ -70,7 +68,7 @@ def test_no_thread_sees_another_folder_while_settings_are_parsed(
     assert visited == []
 
 
-def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path) -> None:
+def test_a_second_run_at_once_is_refused_in_a_line(recipe, tmp_path):
     results: list[object] = []
 
     def train(name: str) -> None:
@@ -95,9 +93,7 @@ def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["-", "-c"])
-def test_two_processes_without_a_file_to_start_them_from(
-    how: str, recipe: Path, tmp_path: Path
-) -> None:
+def test_two_processes_without_a_file_to_start_them_from(how, recipe, tmp_path):
     settings = {
         **SMALL,
         "trainer.devices": 2,

@@ -19,9 +19,7 @@ CONFIG = "recipe: tiny\nruns_dir: runs\ndata: {}\nmodel: {}\ntrainer: {}\n"
 """Settings by which a folder is recognised as a run of kd."""
 
 
-def test_runs_with_a_name_and_their_table(
-    recipe: Path, capsys: pytest.CaptureFixture[str], refusal
-) -> None:
+def test_runs_with_a_name_and_their_table(recipe, capsys, refusal):
     line, runs = [f"recipe={recipe}", "config=debug"], recipe.parent / "runs"
     assert train_main([*line, "name=first-try"]) == 0
     assert (runs / "tiny" / "latest").resolve() == (runs / "tiny" / "first-try").resolve()
@@ -53,9 +51,7 @@ def test_runs_with_a_name_and_their_table(
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
-def test_runs_behind_a_link_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_behind_a_link_are_left_out(tmp_path, capsys):
     """``kd-runs clean`` deletes nothing outside the folder that it is given; that folder may be a link itself."""
     elsewhere = tmp_path / "elsewhere" / "000"
     elsewhere.mkdir(parents=True)
@@ -67,9 +63,7 @@ def test_runs_behind_a_link_are_left_out(
         assert len(json.loads(capsys.readouterr().out)) == count
 
 
-def test_of_a_runs_own_folder_that_run_alone_is_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_runs_own_folder_that_run_alone_is_listed(tmp_path, capsys):
     """A folder in it may look like a run."""
     run = tmp_path / "runs" / "tiny" / "000"
     for folder in (run, run / "copies" / "small"):
@@ -79,9 +73,7 @@ def test_of_a_runs_own_folder_that_run_alone_is_listed(
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["tiny/000"]
 
 
-def test_a_run_that_trains_is_not_safe_to_delete(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_trains_is_not_safe_to_delete(tmp_path, capsys):
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
@@ -106,9 +98,7 @@ def test_a_run_that_trains_is_not_safe_to_delete(
             trains.communicate("\n")
 
 
-def test_the_table_says_when_clean_deletes_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_says_when_clean_deletes_a_run(tmp_path, monkeypatch, capsys):
     """One rule: what the table calls ``now`` is what ``clean`` lists, by age and by whose folder it is."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     days = {"new": 0, "days": 4.5, "old": 30}
@@ -168,8 +158,8 @@ def paths_in(folder: Path) -> set[str]:
 
 
 def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
-    recipe: Path, tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    recipe, tmp_path, old_cache, capsys
+):
     runs = recipe.parent / "runs"
     assert train_main([f"recipe={recipe}", "config=debug"]) == 0
     for file in (old_cache / "scans").iterdir():  # this training has checked its pictures
@@ -212,8 +202,8 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
 
 
 def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
-    tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, old_cache, capsys
+):
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
@@ -238,8 +228,8 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
 
 
 def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     """The table counts what ``clean`` lists; a teacher's two locks were three teachers, none of them for cleaning."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("KD_CACHE", str(cache))
@@ -285,7 +275,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     } - {"foodtag-mini-v1-2x2.lock", "teachers/begun-0123456789abcdef.lock"}  # fmt: skip
 
 
-def test_the_page_names_every_part_of_the_cache() -> None:
+def test_the_page_names_every_part_of_the_cache():
     page = (ROOT / "kd/data/README.md").read_text()
     for name in PARTS:
         assert {
@@ -308,13 +298,13 @@ def test_the_page_names_every_part_of_the_cache() -> None:
         ["--yes"],
     ],
 )
-def test_wrong_use(items: list[str], refusal) -> None:
+def test_wrong_use(items, refusal):
     assert refusal("runs", items).startswith("kd-runs: ")
 
 
 def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     for name in ("best", "odd"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "config.yaml").write_text(CONFIG)
@@ -333,5 +323,5 @@ def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_t
     assert found == {"best": False, "odd": True}
 
 
-def test_age() -> None:
+def test_age():
     assert _age(7300) == "2 h"

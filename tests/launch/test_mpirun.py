@@ -27,7 +27,7 @@ def check(recipe: Path, said: str) -> None:
     assert [p.name for p in (recipe.parent / "runs" / "tiny").glob("[0-9]*")] == ["000"]
 
 
-def test_mpiruns_variables(recipe: Path) -> None:
+def test_mpiruns_variables(recipe):
     log = recipe.parent / "log"
     ranks = []
     for rank in "10":
@@ -50,7 +50,7 @@ def test_mpiruns_variables(recipe: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
-def test_mpirun_itself(recipe: Path) -> None:
+def test_mpirun_itself(recipe):
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2",
          sys.executable, "-m", "kd.cli", *items_for(recipe)],

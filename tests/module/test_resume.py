@@ -76,16 +76,7 @@ ASYNCHRONOUS = "checkpoint.asynchronous=true"
         "asynchronous",
     ],
 )
-def test_kills_in_a_row(
-    workers: int,
-    kills: int,
-    epochs: int,
-    more: list[str],
-    tmp_path: Path,
-    pictures: Path,
-    teacher: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_kills_in_a_row(workers, kills, epochs, more, tmp_path, pictures, teacher, capsys):
     recipe = hard_recipe(tmp_path / "tiny.yaml", pictures, teacher, data__num_workers=workers)
     status = kill_in_a_row(recipe, kills, workers, [f"trainer.max_epochs={epochs}", *more])
     said = capsys.readouterr().out
@@ -123,9 +114,7 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ],
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],
 )
-def test_resume_on_another_number_of_ranks(
-    before: list[str], after: list[str], recipe: Path, tmp_path: Path
-) -> None:
+def test_resume_on_another_number_of_ranks(before, after, recipe, tmp_path):
     """Killed in the middle of the second of two epochs: the same samples in the same global batches."""
     kill = callback("tests._stop.KillAtStep", step=9)
     items = [
@@ -151,7 +140,7 @@ def test_resume_on_another_number_of_ranks(
     }
 
 
-def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(recipe: Path) -> None:
+def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(recipe):
     kill = json.dumps([
         {"class_path": "kd.monitor.audit.Audit"},
         {"class_path": "tests._stop.FailAtStep", "init_args": {"step": 2}},
@@ -218,9 +207,7 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
     [(8, 16, 12, 6), (16, 8, 6, 12), (8, 16, 15, 8)],
     ids=["larger", "smaller", "in the middle of an epoch"],
 )
-def test_the_schedule_goes_on_by_the_share_of_samples_seen(
-    before: int, after: int, stop: int, done: int, recipe: Path
-) -> None:
+def test_the_schedule_goes_on_by_the_share_of_samples_seen(before, after, stop, done, recipe):
     """``done``: of the steps that the resumed run would have made in all; after half of the samples it is half."""
     folder = stop_at(stop, recipe, f"data.batch_size={before}", "optim.lr=0.5")
     total = 4 * (48 // after)
@@ -230,13 +217,13 @@ def test_the_schedule_goes_on_by_the_share_of_samples_seen(
     )
 
 
-def test_a_run_bounded_by_steps_keeps_its_place(recipe: Path) -> None:
+def test_a_run_bounded_by_steps_keeps_its_place(recipe):
     folder = stop_at(5, recipe, "trainer.max_epochs=-1", "trainer.max_steps=10", "optim.lr=0.5")
     rates = [step["lr"] for step in steps_of(folder, "data.batch_size=16")]
     assert rates == pytest.approx([0.5 * warmup_cosine(s, 0, 10, 0.01) for s in range(5, 10)])
 
 
-def test_the_optimizers_settings_follow_a_resume(recipe: Path) -> None:
+def test_the_optimizers_settings_follow_a_resume(recipe):
     folder = stop_at(12, recipe, "optim.lr=1")
     steps = steps_of(
         folder, "optim.lr=0.1", "optim.weight_decay=0.5", "optim.kwargs={betas: [0.5, 0.6]}"
@@ -281,7 +268,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0, got -1"),
     ],
 )
-def test_a_refused_resume_changes_nothing(item: str, said: str, stopped: Path, refusal) -> None:
+def test_a_refused_resume_changes_nothing(item, said, stopped, refusal):
     before = content(stopped)
     (line,) = [
         text
@@ -292,7 +279,7 @@ def test_a_refused_resume_changes_nothing(item: str, said: str, stopped: Path, r
     assert content(stopped) == before
 
 
-def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusal) -> None:
+def test_a_resume_on_other_data_is_refused(stopped, tmp_path, refusal):
     """Moved pictures are the same pictures; one that has gone to another class is not."""
     shutil.copytree(stopped.parents[2], tmp_path / "moved")
     folder = tmp_path / "moved" / "runs" / "tiny" / "000"
@@ -312,7 +299,7 @@ def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusa
     )
 
 
-def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
+def test_two_runs_in_one_folder(stopped, tmp_path):
     """The second is refused while the first lives, and goes on as soon as that is killed, though its workers live."""
     folder, log = tmp_path / "000", tmp_path / "log"
     shutil.copytree(stopped, folder)
@@ -333,7 +320,7 @@ def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
     )
 
 
-def test_torn_files_stop_no_run(recipe: Path) -> None:
+def test_torn_files_stop_no_run(recipe):
     folder = stop_at(8, recipe, "config=audit", "trainer.max_epochs=2")  # the second epoch
     for name in ("metrics.csv", "checkpoints/best.ckpt", "records/samples.rank0.jsonl"):
         file = folder / name
@@ -345,15 +332,13 @@ def test_torn_files_stop_no_run(recipe: Path) -> None:
     assert (folder / "metrics.csv").read_text().splitlines()[-1]
 
 
-def test_a_report_that_fails_costs_no_student(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_fails_costs_no_student(recipe, monkeypatch, capsys):
     monkeypatch.setattr(Summary, "_student", lambda *_: 1 / 0)
     train_main([f"recipe={recipe}", "trainer.max_epochs=1"])
     assert (run_of(recipe) / "student.safetensors").is_file()
 
 
-def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
+def test_zero_resumes_to_the_end(recipe, tmp_path):
     items = [*TWO, "data.batch_size=4", "optim.zero=true"]
     for log, first, epochs in (
         ("one", f"recipe={recipe}", 1),
@@ -372,7 +357,7 @@ def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
     assert (folder / "student.safetensors").is_file()
 
 
-def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recipe: Path) -> None:
+def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recipe):
     """Its list of files is loaded before the run's folder is in the callback's paths."""
     for place in ({"dirpath": "RUN/best"}, {}):
         arguments = {"monitor": "step", "mode": "max", "filename": "mine-{step}", **place}
@@ -386,9 +371,7 @@ def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recip
         assert second != first
 
 
-def test_a_given_folder_of_the_users_own_checkpoints_is_kept(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_folder_of_the_users_own_checkpoints_is_kept(recipe, monkeypatch):
     """Also the folder that Lightning would choose where none is given, ``checkpoints`` in the working folder."""
     here = recipe.parent / "here"
     here.mkdir()
@@ -403,7 +386,7 @@ def test_a_given_folder_of_the_users_own_checkpoints_is_kept(
     assert list(runs.glob("*/checkpoints/last.ckpt"))
 
 
-def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
+def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules():
     """It has read the checkpoint before the module's hook, after the optimizers were made."""
     schedule = SimpleNamespace(state_dict=lambda: {"last_epoch": 3})
     trainer: Any = SimpleNamespace(
