@@ -35,6 +35,8 @@ WRONG = [
         "trainer.callbacks+=RichProgressBar",
         "trainer.callbacks: RichProgressBar can't be added to the run's own",
     ),
+    ("debug", "did you mean 'config=debug'?"),
+    ("trainer.max_steps=0", "trainer.max_steps: must be >= 1"),
     ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
     ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: must be >= 1, got 0"),
     ("trainer.precision=16-true", "trainer.precision: 16-true has no room for gradients"),

@@ -5,8 +5,6 @@ import pickle
 import re
 import threading
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest

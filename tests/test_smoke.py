@@ -1,7 +1,6 @@
 """What people type first: short runs neither refuse a fine teacher nor end without a figure."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest

@@ -1,7 +1,6 @@
 """A window of steps under torch.profiler: operations by named range, and a trace that is kept."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
