@@ -335,7 +335,7 @@ def test_kd_alone_lists_the_commands_and_runs_each(capsys):
      ("report", ["run", "--json"], "--json")],
 )  # fmt: skip
 def test_an_option_of_another_command(command, items, option, capsys):
-    assert told(items, capsys, command) == f"kd-{command}: no option {option} (kd-{command} --help)"
+    assert told(items, capsys, command).startswith(f"kd-{command}: no option {option}")
 
 
 def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(tmp_path, pictures, teacher, capsys):
