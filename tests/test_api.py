@@ -60,7 +60,9 @@ OLD = [
 ]  # what a config.yaml of the first release may name
 
 
-def test_a_run_from_python_is_that_of_the_command_line(recipe, tmp_path, capsys):
+def test_a_run_from_python_is_that_of_the_command_line(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = kd.train(
         recipe,
         {"config": ["debug"], "trainer.max_epochs": 2, "seed": 3, "runs_dir": tmp_path / "a"},
@@ -105,20 +107,22 @@ def test_a_run_from_python_is_that_of_the_command_line(recipe, tmp_path, capsys)
         ({"config": "debgu"}, "no overlay 'debgu'; did you mean 'debug'"),
     ],
 )
-def test_a_mistake_has_the_command_lines_words(recipe, settings, message):
+def test_a_mistake_has_the_command_lines_words(recipe: Path, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         kd.train(recipe, settings)
     assert not (recipe.parent / "runs").exists()
 
 
-def test_a_word_without_a_dot_is_an_argument(recipe):
+def test_a_word_without_a_dot_is_an_argument(recipe: Path) -> None:
     with pytest.raises(UserError, match=r"^no key 'epochs'; did you mean 'trainer\.max_epochs'\?$"):
         kd.train(recipe, epochs=1)
     with pytest.raises(UserError, match=r"^seed: must be a whole number"):
         kd.train(recipe, {"seed": 1}, seed="many")
 
 
-def test_answers_and_an_export_from_python_are_the_commands(finished, tmp_path, capsys):
+def test_answers_and_an_export_from_python_are_the_commands(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = finished.parents[2] / "data" / "val"
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no picture")
@@ -145,7 +149,7 @@ def test_answers_and_an_export_from_python_are_the_commands(finished, tmp_path, 
         kd.export(run, "onyx")
 
 
-def test_a_run_that_fails_raises(recipe, capsys):
+def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="the run ended with status 1, see .*000"):
         kd.train(
             recipe,
@@ -155,18 +159,18 @@ def test_a_run_that_fails_raises(recipe, capsys):
         kd.evaluate(run_of(recipe))
 
 
-def test_the_data_module_is_found_where_it_was():
+def test_the_data_module_is_found_where_it_was() -> None:
     from kd.data import DistillationDataModule
 
     assert DistillationDataModule is kd.DistillationDataModule
     assert not hasattr(kd.data, "DataModule")
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(kd.__file__).parent / "py.typed").is_file()
 
 
-def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path):
+def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}"):  # no run is there
         kd.evaluate(tmp_path, {"trust": "tests._kills"})
 
@@ -189,7 +193,7 @@ def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path):
         ("model.teacher.checkpoint", None, None),
     ],
 )
-def test_a_value_arrives_as_it_is(key, value, found):
+def test_a_value_arrives_as_it_is(key: str, value: object, found: object) -> None:
     request = _request({key: value}, {}, ["recipe=grocery_vit", "preflight=off"])
     here = Run.of(request).config
     for part in key.split("."):

@@ -1,6 +1,7 @@
 """Progress bars end at their totals: a total is what will really be read, also in short runs and of few pictures."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return closed
 
 
-def test_a_part_without_a_count_says_how_long_it_has_taken(capsys):
+def test_a_part_without_a_count_says_how_long_it_has_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ValueError, match="broken"), uncounted("converting to x", calm=0.05):
         time.sleep(0.3)
         raise ValueError("broken")
@@ -58,7 +61,9 @@ def check(bars: list[tuple[str, int, int]], *labels: str) -> None:
     ],
     ids=str,
 )
-def test_of_a_training(items, tmp_path, teacher, bars):
+def test_of_a_training(
+    items: list[str], tmp_path: Path, teacher: Path, bars: list[tuple[str, int, int]]
+) -> None:
     """23 training and 11 validation pictures: no multiples of a batch."""
     root = draw_folder(tmp_path / "data", train=6, val=3)
     (root / "train" / "apple" / "00.jpg").unlink()
@@ -73,7 +78,9 @@ def test_of_a_training(items, tmp_path, teacher, bars):
         assert totals["epoch 1, validation"] == 11
 
 
-def test_of_the_other_commands(finished, tmp_path, bars):
+def test_of_the_other_commands(
+    finished: Path, tmp_path: Path, bars: list[tuple[str, int, int]]
+) -> None:
     run = str(finished)
     data = finished.parents[2] / "data"
     recipe = finished.parents[2] / "tiny.yaml"

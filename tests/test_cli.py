@@ -22,7 +22,7 @@ def resolved(recipe: Path | str, *items: str) -> dict:
 # -- translation --------
 
 
-def test_three_spellings_mean_the_same():
+def test_three_spellings_mean_the_same() -> None:
     for line in (
         ["seed=3", "optim.lr=1"],
         ["--seed=3", "--optim.lr=1"],
@@ -31,7 +31,7 @@ def test_three_spellings_mean_the_same():
         assert translate(line) == Request(overrides=["seed=3", "optim.lr=1"])
 
 
-def test_order_between_kinds_does_not_matter(recipe):
+def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
     line = [
         f"recipe={recipe}",
         "config=debug",
@@ -47,25 +47,29 @@ def test_order_between_kinds_does_not_matter(recipe):
 @pytest.mark.parametrize(
     ("item", "named"), [("what", "what"), ("--seed", "seed: a setting needs a value")]
 )
-def test_an_item_that_is_no_setting_is_refused(item, named, capsys):
+def test_an_item_that_is_no_setting_is_refused(
+    item: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([item]) == 2
     assert named in one_line_of(capsys)
 
 
-def test_value_with_an_equals_sign():
+def test_value_with_an_equals_sign() -> None:
     assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
 
 
 # -- contracts of the one engine --------
 
 
-def test_interpolation_is_resolved_after_overrides(tmp_path, pictures, monkeypatch):
+def test_interpolation_is_resolved_after_overrides(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # in a file of one's own
     recipe = write_recipe(tmp_path / "r.yaml", pictures, None, data__batch_size="${data.img_size}")
     assert resolved(recipe, "data.img_size=16")["data.batch_size"] == 16
 
 
-def test_a_dataclass_is_merged_key_by_key(recipe, tmp_path):
+def test_a_dataclass_is_merged_key_by_key(recipe: Path, tmp_path: Path) -> None:
     overlay = tmp_path / "o.yaml"
     overlay.write_text("optim: {weight_decay: 0.5}\nmodel: {student: {kwargs: {depth: 3}}}\n")
     config = resolved(recipe, f"config={overlay}")
@@ -73,11 +77,11 @@ def test_a_dataclass_is_merged_key_by_key(recipe, tmp_path):
     assert config["model.student.arch"] == "vit_tiny_patch16_224"
 
 
-def test_a_later_overlay_does_not_overwrite_an_override(recipe):
+def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
     assert resolved(recipe, "trainer.max_epochs=9", "config=debug")["trainer.max_epochs"] == 9
 
 
-def test_callbacks_are_appended(recipe):
+def test_callbacks_are_appended(recipe: Path) -> None:
     items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
     config = Run.of(translate([f"recipe={recipe}", *items[:1]])).config
     assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == [
@@ -85,7 +89,7 @@ def test_callbacks_are_appended(recipe):
     ]
 
 
-def test_short_and_long_keys(recipe, tmp_path):
+def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
     config = resolved(
         recipe, "data.source=ImageFolder", f"data.source.root={tmp_path}", "model.distill_losses.kd.temperature=9",
         "model.distill_losses.kd.init_args.weight=0.5", "data.augment.mixup=0.8", "model.task.label_smoothing=0.1",
@@ -123,7 +127,7 @@ KEYS_OF_THE_README = [
 ]
 
 
-def test_every_short_key_is_taken(recipe):
+def test_every_short_key_is_taken(recipe: Path) -> None:
     before, after = resolved(recipe), resolved(recipe, *KEYS_OF_THE_README)
     changed = {
         key.replace(".init_args", "") for key, value in after.items() if value != before.get(key)
@@ -132,19 +136,21 @@ def test_every_short_key_is_taken(recipe):
     assert {item.split("=")[0] for item in KEYS_OF_THE_README} - changed == same
 
 
-def test_a_strategy_by_class_path_alone(recipe):
+def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
     found = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")
     assert found["trainer.strategy.class_path"] == "kd.strategies.ddp.DDP"
 
 
-def test_print_config_is_runnable(recipe, tmp_path, capsys):
+def test_print_config_is_runnable(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", "seed=5", "--print_config"]) == 0
     again = tmp_path / "again.yaml"
     again.write_text(capsys.readouterr().out)
     assert resolved(again) == resolved(recipe, "seed=5")
 
 
-def test_sys_argv_stays_as_it_is(recipe):
+def test_sys_argv_stays_as_it_is(recipe: Path) -> None:
     before = list(sys.argv)
     resolved(recipe)
     assert sys.argv == before
@@ -158,13 +164,13 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("recipe_name", "overlay"), PAIRS)
-def test_every_recipe_with_every_overlay(recipe_name, overlay):
+def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) -> None:
     config = resolved(recipe_name, *([f"config={overlay}"] if overlay else []))
     assert config["recipe"] == recipe_name
 
 
 @pytest.mark.parametrize("name", ["foodtag_vit", "food101_vitl_vits"])
-def test_the_case_studys_setting(name):
+def test_the_case_studys_setting(name: str) -> None:
     config = resolved(name, "config=nodes_4x8")
     assert (
         config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
@@ -175,7 +181,7 @@ def test_the_case_studys_setting(name):
 
 
 @pytest.mark.parametrize("kind", ["recipes", "configs"])
-def test_every_file_says_what_it_is(kind):
+def test_every_file_says_what_it_is(kind: str) -> None:
     assert all(names(kind).values())
 
 
@@ -215,7 +221,9 @@ WRONG = [
 ]
 
 
-def test_a_missing_extra_is_installed_for_this_python(tmp_path, monkeypatch):
+def test_a_missing_extra_is_installed_for_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``pip`` alone may belong to another Python: the README's environment need not be active."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
     assert needs_extra("tune").endswith(
@@ -229,7 +237,9 @@ def test_a_missing_extra_is_installed_for_this_python(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])
-def test_wrong_use_is_told_in_one_line(item, message, recipe, capsys):
+def test_wrong_use_is_told_in_one_line(
+    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", item]) == 2
     assert message in one_line_of(capsys)
     assert not (recipe.parent / "runs").exists()
@@ -248,14 +258,18 @@ def test_wrong_use_is_told_in_one_line(item, message, recipe, capsys):
         ("optim: {lrr: 1}\n", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
     ],
 )
-def test_a_wrong_overlay(text, message, recipe, capsys):
+def test_a_wrong_overlay(
+    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text(text)
     assert train_main([f"recipe={recipe}", f"config={overlay}"]) == 2
     assert message in one_line_of(capsys)
 
 
-def test_a_manifest_with_a_missing_file_names_it(recipe, pictures, capsys):
+def test_a_manifest_with_a_missing_file_names_it(
+    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = recipe.parent / "m.csv"
     there = [
         f"{picture},{label}\n"
@@ -268,7 +282,9 @@ def test_a_manifest_with_a_missing_file_names_it(recipe, pictures, capsys):
     assert f"1 damaged picture: train: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
 
 
-def test_class_counts_that_differ(tmp_path, pictures, capsys):
+def test_class_counts_that_differ(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests._helpers import save_teacher
 
     other = save_teacher(tmp_path / "five.safetensors", num_classes=5)
@@ -278,7 +294,9 @@ def test_class_counts_that_differ(tmp_path, pictures, capsys):
 
 
 @pytest.mark.parametrize(("name", "meant"), [("foodtag_vot", "foodtag_vit"), ("distil", "distill")])
-def test_a_wrong_recipe_is_told_with_the_nearest(name, meant, capsys):
+def test_a_wrong_recipe_is_told_with_the_nearest(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Second names of recipes count as the first."""
     assert train_main([f"recipe={name}"]) == 2
     assert (
@@ -290,7 +308,7 @@ def test_a_wrong_recipe_is_told_with_the_nearest(name, meant, capsys):
 # -- help --------
 
 
-def test_help_and_list(capsys):
+def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main(["--help"]) == 0
     assert "recipe=foodtag_vit" in capsys.readouterr().out
     assert train_main(["--list"]) == 0
@@ -302,7 +320,7 @@ def test_help_and_list(capsys):
 
 
 @pytest.mark.parametrize("command", commands())
-def test_help_imports_nothing_heavy(command):
+def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         f"import sys; from kd.cli import main; main({command!r}, ['--help']); "
         "print([m for m in ('torch', 'timm') if m in sys.modules])"
@@ -313,6 +331,6 @@ def test_help_imports_nothing_heavy(command):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_find_takes_a_path(tmp_path):
+def test_find_takes_a_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file .*nothing\.yaml"):
         find("recipes", str(tmp_path / "nothing.yaml"))

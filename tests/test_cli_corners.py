@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -137,12 +138,16 @@ def told(items: list[str], capsys: pytest.CaptureFixture[str], program: str = "t
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item[:60] for item, _ in WRONG])
-def test_an_odd_setting(item, message, recipe, capsys):
+def test_an_odd_setting(
+    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert message in told([item, f"recipe={recipe}"], capsys)
     assert not (recipe.parent / "runs").exists()
 
 
-def test_deepspeeds_flat_shards_have_no_matrices_for_muon(recipe, capsys):
+def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [f"recipe={recipe}", "config=deepspeed", "optim.name=muon"]
     assert "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed" in told(items, capsys)
     assert not (recipe.parent / "runs").exists()
@@ -168,7 +173,9 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(recipe, capsys):
         ("seed: ${nothing}\n", "seed looks up '${nothing}'"),
     ],
 )
-def test_an_odd_file_from_elsewhere(text, message, recipe, capsys):
+def test_an_odd_file_from_elsewhere(
+    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text(text)
     assert message in told([f"recipe={recipe}", f"config={overlay}"], capsys)
@@ -185,8 +192,12 @@ class Mine(Callback):
 
 
 def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
-    tmp_path, pictures, teacher, monkeypatch, capsys
-):
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "own_classes.py").write_text(CALLBACK)
     monkeypatch.syspath_prepend(tmp_path)
     recipe = write_recipe(
@@ -220,17 +231,23 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     [("train", []), ("pack", ["out=o"]), ("cache", []), ("scale", []), ("size", []),
      ("tune", ["search.optim.lr=0..1"])],
 )  # fmt: skip
-def test_a_word_that_is_no_setting_is_refused(recipe, capsys, program, own):
+def test_a_word_that_is_no_setting_is_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str], program: str, own: list[str]
+) -> None:
     said = told([f"recipe={recipe}", *own, "junk"], capsys, program)
     assert "junk" in said
 
 
-def test_an_overlay_without_a_recipe_is_refused(tmp_path, capsys):
+def test_an_overlay_without_a_recipe_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = told(["--describe", str(tmp_path), "config=debug"], capsys, "cache")
     assert "config: debug changes a recipe, and none is given" in said
 
 
-def test_kd_pack_and_kd_report(recipe, tmp_path, capsys):
+def test_kd_pack_and_kd_report(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "out: must not be empty" in told([f"recipe={recipe}", "out="], capsys, "pack")
     assert "short_side: must be" in told(
         [f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack"
@@ -239,13 +256,13 @@ def test_kd_pack_and_kd_report(recipe, tmp_path, capsys):
     assert "is no run's folder" in told([str(tmp_path)], capsys, "report")
 
 
-def test_a_recipe_without_a_name_takes_its_files(tmp_path, pictures, capsys):
+def test_a_recipe_without_a_name_takes_its_files(tmp_path: Path, pictures: Path, capsys) -> None:
     recipe = write_recipe(tmp_path / "mine.yaml", pictures, None, recipe=None)
     assert main("train", [f"recipe={recipe}", "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["recipe"] == "mine"
 
 
-def test_a_traceback_for_those_who_ask():
+def test_a_traceback_for_those_who_ask() -> None:
     code = "import kd.commands.pack as p; p.run = lambda r: 1 / 0; from kd.cli import main; exit(main('pack', []))"
     for asked, status, lines in ((None, 2, 1), ("1", 1, 5)):
         env = {"PATH": "", "PYTHONPATH": str(ROOT)} | ({"KD_TRACEBACK": asked} if asked else {})
@@ -257,7 +274,9 @@ def test_a_traceback_for_those_who_ask():
         )
 
 
-def test_a_failure_without_a_runs_folder_is_status_1_in_its_own_words(monkeypatch, capsys):
+def test_a_failure_without_a_runs_folder_is_status_1_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(request: Request) -> int:
         raise RunError("data.num_workers: no shared memory is left")
 
@@ -266,7 +285,9 @@ def test_a_failure_without_a_runs_folder_is_status_1_in_its_own_words(monkeypatc
     assert capsys.readouterr().err == "kd-pack: data.num_workers: no shared memory is left\n"
 
 
-def test_taps_and_teachers_one_field_at_a_time(recipe, teacher, capsys):
+def test_taps_and_teachers_one_field_at_a_time(
+    recipe: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     taps = [
         "model.taps.at.student=blocks.0",
         "model.taps.at.teacher=blocks.1",
@@ -288,7 +309,9 @@ def test_taps_and_teachers_one_field_at_a_time(recipe, teacher, capsys):
     assert found["a"]["kwargs"] == {"drop_rate": 0.1}
 
 
-def test_output_that_is_no_terminal_is_lines(recipe, capsys):
+def test_output_that_is_no_terminal_is_lines(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("train", [f"recipe={recipe}", "preflight=warn"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch   1", "epoch   2"]
@@ -305,7 +328,7 @@ def test_output_that_is_no_terminal_is_lines(recipe, capsys):
     assert (run / "metrics.csv").read_text().count("\n2,") or "epoch   3" in capsys.readouterr().err
 
 
-def test_a_long_bar_is_a_line_every_ten_seconds(monkeypatch, capsys):
+def test_a_long_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     clock = iter(range(0, 1000, 3))
     made = _bar.bar(range(12), label="waiting", total=12)
     monkeypatch.setattr(made, "_time", lambda: made.start_t + next(clock))
@@ -316,7 +339,7 @@ def test_a_long_bar_is_a_line_every_ten_seconds(monkeypatch, capsys):
     assert all(line.startswith("waiting") for line in lines)
 
 
-def test_kd_alone_lists_the_commands_and_runs_each(capsys):
+def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture[str]) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert kd_main([]) == 0
     listed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
@@ -334,11 +357,15 @@ def test_kd_alone_lists_the_commands_and_runs_each(capsys):
      ("runs", ["--open"], "--open"), ("eval", ["run", "--what-if"], "--what-if"),
      ("report", ["run", "--json"], "--json")],
 )  # fmt: skip
-def test_an_option_of_another_command(command, items, option, capsys):
+def test_an_option_of_another_command(
+    command: str, items: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert told(items, capsys, command).startswith(f"kd-{command}: no option {option}")
 
 
-def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(tmp_path, pictures, teacher, capsys):
+def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A map of one pixel has no variance over a single picture: kd's words, in place of torch's."""
     student = {"arch": "resnet10t", "img_size": 32}
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, model__student=student)
@@ -349,7 +376,9 @@ def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(tmp_path, pictures,
     assert "Expected more than 1 value" not in error
 
 
-def test_a_cache_folder_that_cannot_be_made_names_its_setting(tmp_path, monkeypatch, refusal):
+def test_a_cache_folder_that_cannot_be_made_names_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
     """A command that keeps something there says where, why, and by what to name another place."""
     taken = tmp_path / "taken"
     taken.write_text("a file")

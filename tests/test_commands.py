@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -60,7 +62,9 @@ COMMANDS = [cache, card, eval, export, latency, predict, report, runs, scale, tr
 
 
 @pytest.mark.parametrize("module", COMMANDS, ids=lambda module: module.__name__)
-def test_help_names_the_command_and_ends_well(module, capsys):
+def test_help_names_the_command_and_ends_well(
+    module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = module.__name__.rpartition(".")[2]
     assert main(name, ["--help"]) == 0
     out, err = capsys.readouterr()
@@ -80,8 +84,8 @@ def stopped_at_heavy_imports(name: str, *words: str) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize("name", commands())
 def test_the_first_line_comes_before_anything_that_takes_seconds(
-    name, finished, recipe, pictures, tmp_path
-):
+    name: str, finished: Path, recipe: Path, pictures: Path, tmp_path: Path
+) -> None:
     places = {"RUNS": finished.parent, "RUN": finished, "RECIPE": recipe, "OUT": tmp_path / "out"}
     places["PICTURES"] = pictures / "val"
     words = list(WORDS[name])
@@ -121,7 +125,9 @@ def test_the_first_line_comes_before_anything_that_takes_seconds(
         ("eval cascade=true RUN RUN", "cascade: takes one run, or one weights file, got 2"),
     ],
 )
-def test_what_a_folder_tells_is_refused_before_torch(words, says, with_test, tmp_path):
+def test_what_a_folder_tells_is_refused_before_torch(
+    words: str, says: str, with_test: Path, tmp_path: Path
+) -> None:
     data = with_test.parent / "data"
     shutil.copytree(data / "val", tmp_path / "copy")
     unfinished = tmp_path / "unfinished"
@@ -143,7 +149,9 @@ def test_what_a_folder_tells_is_refused_before_torch(words, says, with_test, tmp
 
 
 @pytest.mark.parametrize(("code", "frozen"), [("runs_main()", True), ("runs_main([])", False)])
-def test_a_program_ends_without_a_search_for_unused_objects(code, frozen, finished):
+def test_a_program_ends_without_a_search_for_unused_objects(
+    code: str, frozen: bool, finished: Path
+) -> None:
     """And with what was registered for its end, and its status; a call that is not the whole program leaves all as it is."""
     program = (
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0));"
@@ -170,8 +178,12 @@ def test_a_program_ends_without_a_search_for_unused_objects(code, frozen, finish
     ],
 )
 def test_parts_that_take_seconds_begin_with_a_line_beside_the_output(
-    words, parts, finished, tmp_path, capsys
-):
+    words: list[str],
+    parts: list[str],
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     name, *rest = (word.replace("RUN", str(run)) for word in words)

@@ -62,7 +62,7 @@ def ended(code: str) -> tuple[int, str]:
         ),
     ],
 )
-def test_while_modules_are_imported(command, module, finished):
+def test_while_modules_are_imported(command: str, module: str, finished: Path) -> None:
     words = (
         [f"recipe={finished.parents[2] / 'tiny.yaml'}"] if command == "train" else [str(finished)]
     )
@@ -74,7 +74,7 @@ def test_while_modules_are_imported(command, module, finished):
     assert "Traceback" not in said
 
 
-def test_while_the_process_ends():
+def test_while_the_process_ends() -> None:
     status, said = ended(AT_EXIT)
     assert (status, said) == (130, "kd-train: interrupted\n")
 
@@ -111,7 +111,9 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 @pytest.mark.parametrize(
     "part", [0.5, *(pytest.param(n / 20, marks=pytest.mark.slow) for n in range(20) if n != 10)]
 )
-def test_while_a_command_works(command, part, finished, tmp_path, capfd):
+def test_while_a_command_works(
+    command: str, part: float, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """At a part of all that it does, by the number of its audit events."""
     copied = tmp_path / "runs" / "tiny" / "000"
     shutil.copytree(finished.parents[2], tmp_path, dirs_exist_ok=True)
@@ -139,7 +141,7 @@ EVENTS: dict[str, int] = {}
 """Of each command as a whole."""
 
 
-def test_what_python_drops_is_pressed_again():
+def test_what_python_drops_is_pressed_again() -> None:
     """A KeyboardInterrupt inside a finalizer is printed and forgotten by Python."""
 
     class Dropped:

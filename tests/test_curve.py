@@ -110,6 +110,8 @@ PATHS: dict[str, Callable[[Path, Path, Path], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_the_curve_of_a_seeded_pair_has_not_changed(name, pictures, teacher, tmp_path):
+def test_the_curve_of_a_seeded_pair_has_not_changed(
+    name: str, pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
     expected = json.loads(CURVES.read_text())[name]
     assert PATHS[name](pictures, teacher, tmp_path) == pytest.approx(expected, rel=SLACK)

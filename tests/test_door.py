@@ -5,6 +5,8 @@ import pickle
 import re
 import threading
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,7 +72,7 @@ def trainer(tmp_path: Any, **kwargs: Any) -> Trainer:
     "teacher", [Named(), lambda x: Plain()(x), timm.create_model("resnet10t", num_classes=CLASSES)]
 )
 @pytest.mark.parametrize("as_dict", [False, True])
-def test_any_model_any_loader(tmp_path, teacher, as_dict):
+def test_any_model_any_loader(tmp_path: Any, teacher: Any, as_dict: bool) -> None:
     module = kd.DistillationModule(
         Plain(), teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(temperature=4.0)},
         task_loss_weight=0.1,
@@ -82,7 +84,7 @@ def test_any_model_any_loader(tmp_path, teacher, as_dict):
     assert {"val/acc1", "val/agreement", "train/kd_loss", "train/loss"} <= set(fit.callback_metrics)
 
 
-def test_uint8_is_prepared_floats_pass(tmp_path):
+def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
     student = timm.create_model("resnet10t", num_classes=CLASSES)
     seen: list[torch.Tensor] = []
     student.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0]))
@@ -124,13 +126,13 @@ def test_uint8_is_prepared_floats_pass(tmp_path):
         (lambda: kd.Distillation(Plain(), losses=KD), "model.teacher: kd read its answers, but no teacher is given"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_asked_for_in_one_line(make, message):
+def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message) as found:
         make()
     assert "\n" not in str(found.value)
 
 
-def test_a_step_for_any_loop():
+def test_a_step_for_any_loop() -> None:
     torch.manual_seed(0)
     teacher, student = Named(), Plain()
     step = kd.Distillation(
@@ -151,7 +153,7 @@ def test_a_step_for_any_loop():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_teacher_follows_a_step_that_is_moved_again(several):
+def test_a_teacher_follows_a_step_that_is_moved_again(several: bool) -> None:
     images, targets = next(iter(loader()))
     teacher = as_teacher(Plain())
     assert isinstance(teacher, FrozenTeacher)
@@ -169,7 +171,7 @@ def test_a_teacher_follows_a_step_that_is_moved_again(several):
         assert teacher(images).dtype == torch.float32
 
 
-def test_a_step_with_a_feature_loss_trains_its_projection():
+def test_a_step_with_a_feature_loss_trains_its_projection() -> None:
     student, teacher = (timm.create_model("resnet10t", num_classes=CLASSES) for _ in range(2))
     taps = {"hint": kd.TapSpec(student="layer2", teacher="layer4")}
     step = kd.Distillation(
@@ -186,7 +188,7 @@ def test_a_step_with_a_feature_loss_trains_its_projection():
     assert own and all(p.grad is not None for p in own)
 
 
-def test_the_student_is_saved_and_loaded(tmp_path):
+def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
     """A timm model comes back as it was; of a model that only its owner can build the weights do."""
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     module = kd.DistillationModule(
@@ -228,7 +230,9 @@ ALLOWED = {
 
 @pytest.mark.parametrize("argument", ALLOWED)
 @pytest.mark.parametrize("door", [kd.DistillationModule, kd.Distillation])
-def test_arguments_of_another_kind_are_refused_with_what_is_allowed(door, argument):
+def test_arguments_of_another_kind_are_refused_with_what_is_allowed(
+    door: Any, argument: str
+) -> None:
     given, message = ALLOWED[argument]
     name = argument.partition("[")[0]
     if name == "optim" and door is kd.Distillation:
@@ -238,7 +242,7 @@ def test_arguments_of_another_kind_are_refused_with_what_is_allowed(door, argume
         door(**arguments)
 
 
-def test_several_teachers_go_by_name():
+def test_several_teachers_go_by_name() -> None:
     images, targets = next(iter(loader()))
     a, b = Plain(), Plain()
     step = kd.Distillation(Plain(), {"a": a, "b": b}, losses=KD)
@@ -247,7 +251,7 @@ def test_several_teachers_go_by_name():
     torch.testing.assert_close(step(images, targets).named["kd_loss"], expected)
 
 
-def test_the_student_knows_the_number_of_classes():
+def test_the_student_knows_the_number_of_classes() -> None:
     conv = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Upsample(scale_factor=2))
     for model, task, count in (
         (timm.create_model("resnet10t", num_classes=7), None, 7), (Plain(), kd.Classification(label_smoothing=0.1), 4),
@@ -257,7 +261,7 @@ def test_the_student_knows_the_number_of_classes():
         assert kd.DistillationModule(model, task=task).task.num_classes == count
 
 
-def test_segmentation_models_of_torchvision():
+def test_segmentation_models_of_torchvision() -> None:
     model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
         num_classes=3, weights_backbone=None
     )
@@ -271,7 +275,7 @@ def test_segmentation_models_of_torchvision():
     assert loss.isfinite()
 
 
-def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path):
+def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Path) -> None:
     student, teacher = timm.create_model("resnet10t", num_classes=CLASSES), Plain()
     arguments = {"losses": {"kd": kd.KDLoss(4.0), "hint": kd.losses.HintLoss()},
                  "taps": {"hint": kd.TapSpec("layer2", "conv")}, "ema_decay": 0.9}  # fmt: skip
@@ -310,7 +314,7 @@ class Planted:
 
 
 @pytest.mark.parametrize("key", ["hyper_parameters", "datamodule_hyper_parameters"])
-def test_a_checkpoint_gives_weights_and_no_arguments(key, tmp_path):
+def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -> None:
     """Lightning would take arguments, and functions by their names, from the file."""
     made = {"student": Plain(), "losses": KD, "teacher": Plain()}
     module = kd.DistillationModule(**made)
@@ -333,7 +337,7 @@ def test_a_checkpoint_gives_weights_and_no_arguments(key, tmp_path):
         kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
 
 
-def test_lightnings_own_average_of_weights(tmp_path):
+def test_lightnings_own_average_of_weights(tmp_path: Path) -> None:
     module = kd.DistillationModule(
         Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5)
     )
@@ -345,7 +349,7 @@ def test_lightnings_own_average_of_weights(tmp_path):
     assert fit.optimizers[0].param_groups[0]["lr"] == 0.5
 
 
-def test_a_function_makes_the_optimizer():
+def test_a_function_makes_the_optimizer() -> None:
     with pytest.raises(TypeError, match="optim: no key 'lrr'"):
         kd.DistillationModule(Plain(), optim={"lrr": 1})
     module = kd.DistillationModule(Plain(), optim=lambda p: p)
@@ -353,7 +357,7 @@ def test_a_function_makes_the_optimizer():
         module.student.build_optimizer(Pace(10, 5))
 
 
-def test_float_pictures_that_nobody_has_scaled_are_warned_of_once():
+def test_float_pictures_that_nobody_has_scaled_are_warned_of_once() -> None:
     step = kd.Distillation(Plain(), Plain(), losses=KD)
     images, targets = next(iter(loader()))
     with pytest.warns(UserWarning, match="floats up to 255 pass to the models as they are"):
@@ -364,7 +368,7 @@ def test_float_pictures_that_nobody_has_scaled_are_warned_of_once():
         kd.Distillation(Plain(), Plain(), losses=KD)(images, targets)
 
 
-def test_a_step_is_pickled_and_copied_whole():
+def test_a_step_is_pickled_and_copied_whole() -> None:
     """Of the copy the copy's own layers are read, not the first one's."""
     step = kd.Distillation(
         Plain(),
@@ -382,7 +386,7 @@ def test_a_step_is_pickled_and_copied_whole():
         assert other(images, targets).named["hint_loss"] != step(images, targets).named["hint_loss"]
 
 
-def test_packages_are_reached_by_the_package(monkeypatch):
+def test_packages_are_reached_by_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody has imported them."""
     for name in ("losses", "tasks"):
         monkeypatch.delattr(kd, name)
@@ -405,7 +409,9 @@ SHARES = "student: shares {} of its parameters and buffers with the teacher"
         (lambda teacher: torch.compile(teacher, backend="eager"), 4),
     ],
 )
-def test_a_student_shares_nothing_with_its_teacher(student_of, count):
+def test_a_student_shares_nothing_with_its_teacher(
+    student_of: Callable[[Plain], nn.Module], count: int
+) -> None:
     teacher = Plain().requires_grad_()
     student = student_of(teacher)
     for given in (teacher, {"a": teacher, "b": Plain()}, torch.compile(teacher, backend="eager")):
@@ -427,7 +433,12 @@ def state_of(model: nn.Module) -> list[Any]:
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda m: torch.compile(m, backend="eager")])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
-def test_users_models_are_as_they_were_when_a_run_ends(tmp_path, precision, wrap, monkeypatch):
+def test_users_models_are_as_they_were_when_a_run_ends(
+    tmp_path: Any,
+    precision: Any,
+    wrap: Callable[[nn.Module], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(
         "PL_SEED_WORKERS", raising=False
     )  # seed_everything has Lightning seed loaders
@@ -456,7 +467,7 @@ def test_users_models_are_as_they_were_when_a_run_ends(tmp_path, precision, wrap
     assert all(torch.equal(value, answers[name]) for name, value in teacher.state_dict().items())
 
 
-def test_a_compiled_model_trains_compiled_and_keeps_its_names():
+def test_a_compiled_model_trains_compiled_and_keeps_its_names() -> None:
     graphs: list[str] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -477,7 +488,7 @@ def test_a_compiled_model_trains_compiled_and_keeps_its_names():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_teacher_answers_in_its_own_type_in_an_own_loop(dtype):
+def test_a_teacher_answers_in_its_own_type_in_an_own_loop(dtype: torch.dtype) -> None:
     images, targets = next(iter(loader()))
     student, teacher = Plain(), Plain()
     losses = [
@@ -487,7 +498,7 @@ def test_a_teacher_answers_in_its_own_type_in_an_own_loop(dtype):
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
-def test_a_teacher_without_a_copy_goes_as_a_function():
+def test_a_teacher_without_a_copy_goes_as_a_function() -> None:
     teacher: Any = Plain()
     teacher.lock = threading.Lock()
     with pytest.raises(
@@ -536,7 +547,9 @@ class Dense(nn.Conv2d):
         (kd.tasks.Segmentation, MASKS + 1, "with values from 1 to 4"),
     ],
 )
-def test_targets_in_another_form_are_refused_in_one_line(task, target, got, tmp_path):
+def test_targets_in_another_form_are_refused_in_one_line(
+    task: type, target: Any, got: str, tmp_path: Any
+) -> None:
     """In an own loop, and in training and validation by a Trainer, with the form that is expected."""
     images = torch.rand(4, 3, 4, 4)
     model = Dense(3, 4, 1) if task is kd.tasks.Segmentation else Plain()
@@ -559,7 +572,7 @@ def test_targets_in_another_form_are_refused_in_one_line(task, target, got, tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_class_ids_of_any_whole_type_are_the_same(dtype):
+def test_class_ids_of_any_whole_type_are_the_same(dtype: torch.dtype) -> None:
     step = kd.Distillation(Plain(), Plain(), losses={**KD, "dkd": kd.losses.DKDLoss()})
     images = torch.rand(4, 3, 8, 8)
     assert step(images, IDS.to(dtype)).named == step(images, IDS).named
@@ -575,7 +588,7 @@ class Unprojected(kd.losses.FeatureLoss):
         return (student_features - teacher_features).square().mean()
 
 
-def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes():
+def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes() -> None:
     student, teacher = (timm.create_model("resnet10t", num_classes=4) for _ in range(2))
     taps = {"near": kd.TapSpec("layer2", "layer3")}
     step = kd.Distillation(student, teacher, losses={"near": Unprojected()}, taps=taps)

@@ -83,13 +83,15 @@ def found(kind: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_passes_a_door_or_is_listed_and_the_list_names_none_that_is_gone(kind):
+def test_every_call_passes_a_door_or_is_listed_and_the_list_names_none_that_is_gone(
+    kind: str,
+) -> None:
     allowed = DOORS[kind]["allowed"]
     listed = {name: {c for calls in why.values() for c in calls} for name, why in allowed.items()}
     assert found(kind) == listed
 
 
-def test_a_new_library_is_looked_at():
+def test_a_new_library_is_looked_at() -> None:
     """It may read files in ways that no list knows: add it there once its readers are in the list of names."""
     names: set[str] = set()
     for node in [node for file in sources().values() for node in nodes_of(file)]:
@@ -100,12 +102,12 @@ def test_a_new_library_is_looked_at():
     assert names - set(sys.stdlib_module_names) - {"kd"} <= set(DOORS["libraries"])
 
 
-def test_no_reader_of_a_base_class_is_called():
+def test_no_reader_of_a_base_class_is_called() -> None:
     """What Lightning's methods of these names read from a file is not listed anywhere."""
     assert not [name for name, calls in found("readers").items() if "super()" in str(calls)]
 
 
-def test_no_class_inherits_a_reader_of_lightning():
+def test_no_class_inherits_a_reader_of_lightning() -> None:
     """``load_from_checkpoint`` reads arguments, and names of classes, from the file: each class of kd has its own."""
     for name, file in sources().items():
         if "pytorch_lightning" in file.read_text() or "kd.module" in file.read_text():
@@ -143,19 +145,19 @@ SEEN = {
 @pytest.mark.parametrize(
     ("kind", "text"), [(k, text) for k, texts in SEEN.items() for text in texts]
 )
-def test_a_call_is_seen_in_any_way_it_is_written(kind, text, tmp_path):
+def test_a_call_is_seen_in_any_way_it_is_written(kind: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text(text)
     assert list(KINDS[kind](file))
 
 
-def test_what_is_no_file_is_not_listed(tmp_path):
+def test_what_is_no_file_is_not_listed(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("text.replace('a', 'b')\nreplace(spec, lr=1)\nwrite_text(file, 'x')")
     assert not list(file_calls(file))
 
 
-def test_torch_and_transformers_are_told_each_time_to_run_no_code():
+def test_torch_and_transformers_are_told_each_time_to_run_no_code() -> None:
     told = []
     for file in sources().values():
         for node in [node for node in nodes_of(file) if isinstance(node, ast.Call)]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from torch._utils import ExceptionWrapper
@@ -11,16 +12,16 @@ from kd.callbacks.preemption import Preemption
 from kd.errors import UserError, causes, did_you_mean, first_line, plain, reason
 
 
-def test_did_you_mean():
+def test_did_you_mean() -> None:
     assert did_you_mean("onx", ["onnx", "hub"]) == "; did you mean 'onnx'?"
 
 
-def test_first_line():
+def test_first_line() -> None:
     assert first_line(KeyError()) == "KeyError"
     assert first_line(OSError("full\nsecond line")) == "full"
 
 
-def test_reason():
+def test_reason() -> None:
     lost = RuntimeError(
         "[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!"
     )
@@ -50,24 +51,24 @@ def wrapped(*texts: str) -> Exception:
         (["a", "b", "c", "d", "e"], "RuntimeError: a" + "".join(f" (from RuntimeError: {x})" for x in "bcd")),
     ],
 )  # fmt: skip
-def test_an_error_is_shown_with_its_causes_in_one_line(texts, line):
+def test_an_error_is_shown_with_its_causes_in_one_line(texts: list[str], line: str) -> None:
     assert plain(wrapped(*texts)) == reason(wrapped(*texts)) == line
 
 
-def test_plain():
+def test_plain() -> None:
     assert (
         plain(OSError(36, "File name too long", "a" * 300))[:40]
         == "File name too long: aaaaaaaaaaaaaaaaaaaa"
     )
 
 
-def test_an_error_that_is_its_own_cause_ends():
+def test_an_error_that_is_its_own_cause_ends() -> None:
     first, second = ValueError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
     assert list(causes(first)) == [first, second]
 
 
-def test_an_error_of_a_loader_worker_has_its_kind_once():
+def test_an_error_of_a_loader_worker_has_its_kind_once() -> None:
     """As torch sends it from the worker and raises it again."""
     lines = {
         "ValueError: bad picture": ValueError("bad picture"),
@@ -92,14 +93,14 @@ def broken_in_a_loader(error: Exception) -> Exception:
     return caught.value
 
 
-def test_only_a_broken_pipe_is_a_worker_that_exited():
+def test_only_a_broken_pipe_is_a_worker_that_exited() -> None:
     """Too many open files come through the same code."""
     for error, has_exited in ((EOFError(), True), (OSError(24, "Too many open files"), False)):
         raised = broken_in_a_loader(error)
         assert ("exited unexpectedly" in reason(raised)) is has_exited
 
 
-def test_a_workers_pipe_that_breaks_after_a_signal_is_a_part_of_it(tmp_path):
+def test_a_workers_pipe_that_breaks_after_a_signal_is_a_part_of_it(tmp_path: Path) -> None:
     """A scheduler's signal reaches the workers too, and torch may not see yet that one is dead."""
     preemption = Preemption(LastCheckpoint(tmp_path))
     broken = broken_in_a_loader(EOFError())

@@ -17,7 +17,9 @@ from tests._helpers import ARCH, TINY, save_teacher, tiny_vit
 from tests._runs import summary_of
 
 
-def test_a_run_and_weights_files_side_by_side(finished, tmp_path, capsys):
+def test_a_run_and_weights_files_side_by_side(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run's own file again is the run's student; another model differs by points, on the same pictures."""
     torch.manual_seed(0)
     torch.save(timm.create_model("resnet10t", num_classes=4).state_dict(), tmp_path / "other.pth")
@@ -50,8 +52,8 @@ def test_a_run_and_weights_files_side_by_side(finished, tmp_path, capsys):
 
 
 def test_a_run_whose_teacher_can_not_be_measured_is_compared_with_a_file(
-    finished, tmp_path, capsys
-):
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file ended the command, where the run alone is measured without."""
     folder = shutil.copytree(
         finished, tmp_path / "000"
@@ -63,7 +65,9 @@ def test_a_run_whose_teacher_can_not_be_measured_is_compared_with_a_file(
     assert "teacher" not in run and run["student"] == same["student"]
 
 
-def test_a_weights_file_alone_needs_only_pictures(finished, pictures, tmp_path, capsys, refusal):
+def test_a_weights_file_alone_needs_only_pictures(
+    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     """timm's folder knows its model, input and classes; the figures are those of the run on these pictures."""
     val = finished.parents[2] / "data" / "val"
     items = [f"folder={val}", "data.img_size=40"]
@@ -98,7 +102,9 @@ def test_a_weights_file_alone_needs_only_pictures(finished, pictures, tmp_path, 
         assert err.count("\n") == 1
 
 
-def test_every_setting_of_a_file_counts_in_kd_eval(pictures, tmp_path, capsys, refusal):
+def test_every_setting_of_a_file_counts_in_kd_eval(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     """Each key of ``FILE_KEYS`` changes the figures, or what is built, as the same key of model.teacher would."""
     models = {name: tiny_vit(seed=seed) for seed, name in enumerate(("query", "key"))}
     torch.save(
@@ -168,7 +174,9 @@ def accuracy_of(
     return sum(correct) / len(correct)
 
 
-def test_what_a_source_notes_is_printed(finished, tmp_path, capsys):
+def test_what_a_source_notes_is_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(finished.parents[2] / "data" / "val", tmp_path / "mine")
     (tmp_path / "mine" / "nothing").mkdir()
     assert main("eval", [str(finished), f"folder={tmp_path / 'mine'}"]) == 0
@@ -186,8 +194,9 @@ def test_what_a_source_notes_is_printed(finished, tmp_path, capsys):
      ("bf16-mixed", ["split=train"], False), (None, [], False)],
 )  # fmt: skip
 def test_a_run_in_half_precision_is_told_that_its_own_figures_may_differ(
-    precision, items, is_said, finished, tmp_path, capsys
-):
+    precision: str | None, items: list[str], is_said: bool, finished: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Its validations rounded to eight bits, and kd-eval measures what is exported, as whoever uses it will."""
     run = tmp_path / "runs" / "tiny" / "000"
     shutil.copytree(finished, run, symlinks=True)
@@ -204,7 +213,7 @@ def test_a_run_in_half_precision_is_told_that_its_own_figures_may_differ(
     assert capsys.readouterr().out.splitlines().count(line) == is_said
 
 
-def test_what_can_not_be_compared_is_refused(finished, tmp_path, refusal):
+def test_what_can_not_be_compared_is_refused(finished: Path, tmp_path: Path, refusal) -> None:
     for items, told in (
         ([str(tmp_path)], "is no finished run: it has no config.yaml"),
         ([str(finished), "arch=resnet18"], "arch: is for a weights file"),
@@ -218,7 +227,7 @@ def test_what_can_not_be_compared_is_refused(finished, tmp_path, refusal):
         assert told in refusal("eval", items)
 
 
-def test_other_pictures_do_not_replace_the_runs_own_comparison(with_test):
+def test_other_pictures_do_not_replace_the_runs_own_comparison(with_test: Path) -> None:
     """``fidelity.json`` is of the pictures and the teacher that the run had."""
     file = with_test / "fidelity.json"
     file.write_text("{}")

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +11,12 @@ from tests._helpers import ROOT
 NOTEBOOK = ROOT / "scripts/examples/distil.ipynb"
 
 
-def test_models_data_and_trainer_of_ones_own():
+def test_models_data_and_trainer_of_ones_own() -> None:
     found = runpy.run_path(str(ROOT / "scripts/examples/own_models.py"))["main"]()
     assert found["teacher"] > 0.9 and found["student"] > 0.8
 
 
-def test_a_loop_of_ones_own():
+def test_a_loop_of_ones_own() -> None:
     losses = runpy.run_path(str(ROOT / "scripts/examples/plain_loop.py"))["main"]()
     assert losses[-1] < 0.7 * losses[0]
 
@@ -23,11 +24,11 @@ def test_a_loop_of_ones_own():
 @pytest.mark.parametrize(
     "cell", json.loads(NOTEBOOK.read_text())["cells"], ids=lambda cell: cell["id"]
 )
-def test_the_notebook_is_kept_without_what_came_out(cell):
+def test_the_notebook_is_kept_without_what_came_out(cell: dict) -> None:
     assert not cell.get("outputs") and cell.get("execution_count") is None
 
 
-def test_the_notebook_runs_in_a_fresh_kernel(tmp_path):
+def test_the_notebook_runs_in_a_fresh_kernel(tmp_path: Path) -> None:
     """With fewer pictures; it shows tables, the page, and pictures of mistakes."""
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")

@@ -65,7 +65,7 @@ def logits(output: object) -> Tensor:
 
 @pytest.mark.parametrize("make", [hugging_face, torch_vision])
 @pytest.mark.parametrize("wrapped", ["", "model.", "net.encoder."])
-def test_a_vits_weights_give_the_same_logits(make, wrapped, tmp_path, capsys):
+def test_a_vits_weights_give_the_same_logits(make, wrapped: str, tmp_path: Path, capsys) -> None:
     theirs = make()
     torch.save(
         {"state_dict": {f"{wrapped}{k}": v for k, v in theirs.state_dict().items()}},
@@ -83,7 +83,7 @@ def test_a_vits_weights_give_the_same_logits(make, wrapped, tmp_path, capsys):
     )
 
 
-def test_a_folder_of_transformers_brings_normalisation_and_class_names(tmp_path):
+def test_a_folder_of_transformers_brings_normalisation_and_class_names(tmp_path: Path) -> None:
     hugging_face().save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(
         '{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}'
@@ -108,7 +108,7 @@ def test_a_folder_of_transformers_brings_normalisation_and_class_names(tmp_path)
         ("Dinov2WithRegisters", 14, 518, "vit_small_patch14_reg4_dinov2"),
     ],
 )
-def test_a_vit_that_timm_has_a_name_for(kind, patch, image, arch):
+def test_a_vit_that_timm_has_a_name_for(kind: str, patch: int, image: int, arch: str) -> None:
     config = getattr(transformers, f"{kind}Config")(
         hidden_size=384,
         num_hidden_layers=12,
@@ -124,7 +124,9 @@ def test_a_vit_that_timm_has_a_name_for(kind, patch, image, arch):
     assert (found.arch, found.img_size) == (arch, (image, image))
 
 
-def test_another_model_of_transformers_is_told_the_keys_that_load_it(recipe, tmp_path, refusal):
+def test_another_model_of_transformers_is_told_the_keys_that_load_it(
+    recipe: Path, tmp_path: Path, refusal
+) -> None:
     config = transformers.ConvNextConfig(
         hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=4
     )
@@ -145,7 +147,7 @@ def test_another_model_of_transformers_is_told_the_keys_that_load_it(recipe, tmp
                        "trainer.max_epochs=1"]) == 0  # fmt: skip
 
 
-def test_other_models_of_torchvision_are_told_the_key(tmp_path):
+def test_other_models_of_torchvision_are_told_the_key(tmp_path: Path) -> None:
     torch.save(torchvision.models.efficientnet_b0(num_classes=4).state_dict(), tmp_path / "w.pth")
     spec = TeacherSpec("efficientnet_b0", checkpoint=str(tmp_path / "w.pth"))
     with pytest.raises(
@@ -155,14 +157,14 @@ def test_other_models_of_torchvision_are_told_the_key(tmp_path):
         build_model(spec, 4, "model.teacher", head=True)
 
 
-def test_weights_of_timm_keep_their_names():
+def test_weights_of_timm_keep_their_names() -> None:
     assert not list(foreign_models(tiny_vit().state_dict()))
 
 
 # -- names and classes --------
 
 
-def test_names_of_the_hub():
+def test_names_of_the_hub() -> None:
     for name in ("timm/vit_small_patch14_dinov2.lvd142m", "hf_hub:timm/vit_small_patch14_dinov2.lvd142m",
                  "hf-hub:timm/vit_small_patch14_dinov2.lvd142m"):  # fmt: skip
         assert ModelSpec(name).arch == "vit_small_patch14_dinov2.lvd142m"
@@ -176,7 +178,7 @@ def test_names_of_the_hub():
         build_teacher(TeacherSpec("hf_hub:me/net"), 4)
 
 
-def test_other_numbers_of_classes_name_the_key(tmp_path):
+def test_other_numbers_of_classes_name_the_key(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "w.safetensors", 81)
     with pytest.raises(
         UserError, match=r"names 81 classes, the data has 4; model.teacher.classes=FILE \(one"
@@ -196,7 +198,9 @@ def speaking(tmp_path: Path) -> Path:
     return tmp_path / "spoken.safetensors"
 
 
-def test_a_typed_architecture_that_is_not_the_files_is_refused(recipe, speaking, refusal):
+def test_a_typed_architecture_that_is_not_the_files_is_refused(
+    recipe: Path, speaking: Path, refusal
+) -> None:
     items = [
         f"recipe={recipe}",
         f"model.teacher.checkpoint={speaking}",
@@ -207,7 +211,9 @@ def test_a_typed_architecture_that_is_not_the_files_is_refused(recipe, speaking,
     )
 
 
-def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(recipe, speaking, capsys):
+def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(
+    recipe: Path, speaking: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = recipe.read_text()
     content = yaml.safe_load(text)
     content["model"]["teacher"] |= {"arch": "resnet18", "img_size": 64, "kwargs": {}}

@@ -18,7 +18,7 @@ class Cycle:
             os._exit(FREED)
 
 
-def test_a_fork_does_not_free_its_processs_garbage():
+def test_a_fork_does_not_free_its_processs_garbage() -> None:
     gc.disable()
     try:
         Cycle(os.getpid())

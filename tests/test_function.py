@@ -35,8 +35,8 @@ def state_of_the_process() -> dict[str, object]:
 
 
 def test_the_process_is_as_before_after_a_run_an_evaluation_and_a_mistake(
-    recipe, tmp_path, monkeypatch
-):
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     torch.manual_seed(7)
@@ -52,14 +52,16 @@ def test_the_process_is_as_before_after_a_run_an_evaluation_and_a_mistake(
     assert state_of_the_process() == before
 
 
-def test_the_start_counts_from_the_call(recipe, tmp_path):
+def test_the_start_counts_from_the_call(recipe: Path, tmp_path: Path) -> None:
     began = time.time()
     result = kd.train(recipe, {**SMALL, "runs_dir": tmp_path})
     startup = read_run(result.folder).event("startup")
     assert startup is not None and startup["s"] <= time.time() - began
 
 
-def test_no_thread_sees_another_folder_while_settings_are_parsed(recipe, tmp_path, monkeypatch):
+def test_no_thread_sees_another_folder_while_settings_are_parsed(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     visited: list[object] = []
     monkeypatch.setattr(os, "chdir", visited.append)
@@ -68,7 +70,7 @@ def test_no_thread_sees_another_folder_while_settings_are_parsed(recipe, tmp_pat
     assert visited == []
 
 
-def test_a_second_run_at_once_is_refused_in_a_line(recipe, tmp_path):
+def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path) -> None:
     results: list[object] = []
 
     def train(name: str) -> None:
@@ -93,7 +95,9 @@ def test_a_second_run_at_once_is_refused_in_a_line(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["-", "-c"])
-def test_two_processes_without_a_file_to_start_them_from(how, recipe, tmp_path):
+def test_two_processes_without_a_file_to_start_them_from(
+    how: str, recipe: Path, tmp_path: Path
+) -> None:
     settings = {
         **SMALL,
         "trainer.devices": 2,

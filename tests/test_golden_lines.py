@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("table", ["mistakes", "options"])
-def test_the_golden_table_has_answers(table):
+def test_the_golden_table_has_answers(table: str) -> None:
     assert all({"says", "does"} & row.keys() for row in settings_equal.rows(table))
 
 
@@ -34,7 +35,7 @@ def test_the_golden_table_has_answers(table):
     [*settings_equal.rows("mistakes"), *settings_equal.rows("options")],
     ids=lambda row: row["words"],
 )
-def test_a_line(row, here):
+def test_a_line(row: dict[str, Any], here: Path) -> None:
     if NEEDS_NO_GPU in row["words"] and torch.cuda.is_available():
         pytest.skip("the line says that there is no GPU")
     assert {"words": row["words"], **settings_equal.told(row["words"], here)} == row

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests._helpers import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", PARTS)
-def test_each_part_writes_what_it_found(name, tmp_path):
+def test_each_part_writes_what_it_found(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/bench/gpu.py", "--small", "--only", name]
     subprocess.run(
         [*command, "--out", str(tmp_path / "out")],
@@ -29,7 +30,7 @@ def test_each_part_writes_what_it_found(name, tmp_path):
     assert not [row for row in rows if "error" in row or row.get("rc", 0) != 0]
 
 
-def test_a_measurement_that_fails_is_a_line(tmp_path):
+def test_a_measurement_that_fails_is_a_line(tmp_path: Path) -> None:
     def fails() -> dict[str, object]:
         raise MemoryError("no room\nat all")
 

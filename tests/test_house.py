@@ -53,7 +53,7 @@ def imports_of(file: Path) -> set[str]:
     return house.imports_of(file, house.sources())
 
 
-def test_the_map_names_every_room():
+def test_the_map_names_every_room() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = {
         p for p in (ROOT / "kd").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
@@ -64,7 +64,7 @@ def test_the_map_names_every_room():
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_private_names_of_lightning_have_one_place():
+def test_private_names_of_lightning_have_one_place() -> None:
     uses = {name: house.private_names_of_lightning(file) for name, file in house.sources().items()}
     assert {name for name, names in uses.items() if names} == {house.INTERNALS}
 
@@ -80,8 +80,8 @@ def test_private_names_of_lightning_have_one_place():
     ],
 )
 def test_a_private_name_of_lightning_is_found_whatever_the_object_is_called(
-    line, tmp_path, monkeypatch
-):
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     header = "from pytorch_lightning.strategies import DDPStrategy\nclass Below(DDPStrategy):\n    x = 1\n"
     (tmp_path / "kd").mkdir()
     file = tmp_path / "kd" / f"strategy{abs(hash(line))}.py"
@@ -98,7 +98,7 @@ ANY = 39
 """Arguments and returns of type Any, for objects that no protocol describes. It only falls."""
 
 
-def test_any_in_signatures_only_falls():
+def test_any_in_signatures_only_falls() -> None:
     count = 0
     for file in FILES:
         for node in ast.walk(house.tree_of(file)):
@@ -109,7 +109,7 @@ def test_any_in_signatures_only_falls():
     assert count <= ANY
 
 
-def test_imports_go_down():
+def test_imports_go_down() -> None:
     upwards = []
     for file in FILES:
         name = house.name_of(file)
@@ -120,7 +120,7 @@ def test_imports_go_down():
     assert not upwards
 
 
-def test_callbacks_know_the_module_by_their_context_alone():
+def test_callbacks_know_the_module_by_their_context_alone() -> None:
     for file in FILES:
         if (
             house.name_of(file).startswith(("kd.callbacks", "kd.monitor", "kd.strategies"))
@@ -129,7 +129,7 @@ def test_callbacks_know_the_module_by_their_context_alone():
             assert "kd.module.distillation" not in imports_of(file), file
 
 
-def test_one_engine_reads_settings():
+def test_one_engine_reads_settings() -> None:
     for file in FILES:
         assert not re.search(
             r"^\s*(import|from) (jsonargparse|pytorch_lightning\.cli)", file.read_text(), re.M
@@ -154,7 +154,7 @@ def test_one_engine_reads_settings():
     assert users - of_files <= {"kinds", "options", "parts", "resolve", "spec"}
 
 
-def test_the_public_names():
+def test_the_public_names() -> None:
     # read_run: what a run has recorded; Monitor: any training; predict, export: commands as functions, for notebooks
     assert len(kd.__all__) <= 21
     for name in kd.__all__:
@@ -163,7 +163,7 @@ def test_the_public_names():
         _ = kd.nothing
 
 
-def test_importing_kd_is_light():
+def test_importing_kd_is_light() -> None:
     code = "import sys, kd; print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -171,7 +171,7 @@ def test_importing_kd_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_files_and_what_users_import_have_docstrings():
+def test_files_and_what_users_import_have_docstrings() -> None:
     """Elsewhere a name may say it all; of what ``kd`` exports each member has one."""
     assert not [file for file in FILES if not ast.get_docstring(house.tree_of(file))]
     exported = {(getattr(kd, name).__module__, name) for name in kd.__all__}
@@ -195,7 +195,7 @@ def test_files_and_what_users_import_have_docstrings():
                 ]
 
 
-def test_the_measure_of_the_house_only_falls():
+def test_the_measure_of_the_house_only_falls() -> None:
     """Density, undocumented names, names used twice (``scripts/house.py --list`` names them, ``--write`` lowers)."""
     limits = json.loads(house.LIMITS.read_text())
     numbers = house.measure()
@@ -207,7 +207,7 @@ def test_the_measure_of_the_house_only_falls():
     }
 
 
-def test_density_counts_nodes_a_line_and_public_names(tmp_path):
+def test_density_counts_nodes_a_line_and_public_names(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     step = "    x = 1\n"  # Assign, Name, Store, Constant
     file.write_text(
@@ -218,7 +218,7 @@ def test_density_counts_nodes_a_line_and_public_names(tmp_path):
     assert (density.public, density.undocumented) == (2, ["9 g"])
 
 
-def test_files_that_name_a_part_are_counted_without_docstrings(tmp_path):
+def test_files_that_name_a_part_are_counted_without_docstrings(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text('"""Zip."""\nfrom b import Tar as T\nx = ["a.Pack"](y=Own.part)\n')
     assert house.names_in(file) >= {"Tar", "Pack", "y", "Own", "part"}
@@ -226,17 +226,17 @@ def test_files_that_name_a_part_are_counted_without_docstrings(tmp_path):
     assert house.weight_of(tmp_path) == house.weight_of(file) == 17
 
 
-def test_no_file_imports_itself_through_others():
+def test_no_file_imports_itself_through_others() -> None:
     known = house.sources()
     arrows = {name: house.imports_of(file, known) for name, file in known.items()}
     assert house.circle(arrows) == []
 
 
-def test_no_rooms_without_a_name_of_their_own():
+def test_no_rooms_without_a_name_of_their_own() -> None:
     assert not [f for f in FILES if re.search(r"(utils?|helpers?|common|misc)", f.stem)]
 
 
-def test_tests_import_helpers_and_no_other_tests():
+def test_tests_import_helpers_and_no_other_tests() -> None:
     """What two of them use is in a file whose name begins with ``_``. Callbacks are named by the path of their file."""
     for file in (ROOT / "tests").rglob("test_*.py"):
         modules = set(
@@ -247,7 +247,7 @@ def test_tests_import_helpers_and_no_other_tests():
         assert modules <= {house.name_of(file)}, file
 
 
-def test_only_words_that_int_reads_count_as_numbers():
+def test_only_words_that_int_reads_count_as_numbers() -> None:
     """``"²".isdigit()`` is true, and ``int("²")`` an error."""
     callers = []
     for file in FILES:

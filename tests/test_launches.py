@@ -202,18 +202,20 @@ MOST = {
 
 
 @pytest.mark.parametrize(("phase", "most"), MOST.items())
-def test_a_phase_launches_no_more_than_before(phase, most, counts):
+def test_a_phase_launches_no_more_than_before(
+    phase: str, most: int, counts: dict[str, Counter[str]]
+) -> None:
     found = counts[phase]
     assert sum(found.values()) <= most, found.most_common()
 
 
-def test_weights_are_rounded_once_a_step(counts):
+def test_weights_are_rounded_once_a_step(counts: dict[str, Counter[str]]) -> None:
     """Autocast rounds each layer's weights in the forward pass, and their gradients in the backward."""
     rounds = counts["student"]["_to_copy"] + counts["backward"]["_to_copy"]
     assert rounds <= 93
     assert counts["student"]["_foreach_copy_"] == 1
 
 
-def test_no_launch_is_outside_of_the_phases(counts):
+def test_no_launch_is_outside_of_the_phases(counts: dict[str, Counter[str]]) -> None:
     rest = {phase: counts[phase] for phase in counts.keys() - MOST.keys() - {"rest"}}
     assert rest == {} and sum(counts["rest"].values()) <= 2

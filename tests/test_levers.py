@@ -26,7 +26,7 @@ def summary(folder: Path) -> dict:
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_compiled_models_learn_the_same(recipe):
+def test_compiled_models_learn_the_same(recipe: Path) -> None:
     items = ["trainer.precision=32-true", "trainer.max_epochs=1", "trainer.limit_val_batches=0"]
     plain = run(recipe, *items)
     fast = run(recipe, *items, "model.student.compile=true", "model.teacher.compile=default")
@@ -34,7 +34,7 @@ def test_compiled_models_learn_the_same(recipe):
         assert losses(fast)[step] == pytest.approx(value, rel=1e-4)
 
 
-def test_channels_last_learns_the_same(recipe):
+def test_channels_last_learns_the_same(recipe: Path) -> None:
     items = ["model.student.arch=resnet10t", "model.student.kwargs={}", "trainer.precision=32-true"]
     items += [
         "trainer.max_epochs=1",
@@ -50,14 +50,14 @@ def test_channels_last_learns_the_same(recipe):
     assert picture.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_saved_activations_are_counted_once():
+def test_saved_activations_are_counted_once() -> None:
     """Linear, ReLU, linear: kept are the input, the first output (ReLU's own) and nothing of the parameters."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     found = saved_bytes(model, torch.zeros(10, 8), torch.enable_grad())
     assert found == 4 * 10 * (8 + 32)
 
 
-def test_the_summary_breaks_memory_down(recipe):
+def test_the_summary_breaks_memory_down(recipe: Path) -> None:
     items = ["trainer.precision=32-true", "trainer.max_epochs=1"]
     parts = summary(run(recipe, *items))["memory_mb"]
     assert set(parts) == {"teacher", "student", "gradients", "optimizer", "activations"}
@@ -65,7 +65,7 @@ def test_the_summary_breaks_memory_down(recipe):
     assert parts["activations"] == pytest.approx(2 * half["activations"], rel=0.2, abs=0.1)
 
 
-def test_what_fits_leaves_head_room():
+def test_what_fits_leaves_head_room() -> None:
     memory = Memory.__new__(Memory)
     memory.teacher, memory.student, memory.gradients, memory.optimizer = 100, 50, 50, 100
     memory.per_step, memory.per_picture = 20, 10
@@ -83,7 +83,7 @@ def counted(**parts: float) -> Memory:
     return memory
 
 
-def test_a_gpus_batch_is_cut_until_it_goes_through(monkeypatch):
+def test_a_gpus_batch_is_cut_until_it_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 pictures are counted, of which the GPU has room for 33: 64, 51, 40, 32."""
     tried: list[int] = []
     monkeypatch.setattr(measure, "Memory", lambda run: counted())
@@ -101,7 +101,7 @@ def test_a_gpus_batch_is_cut_until_it_goes_through(monkeypatch):
     assert why.endswith("; 32 fewer than counted, as trials have shown")
 
 
-def test_what_more_sharding_would_free_is_counted_in_pictures():
+def test_what_more_sharding_would_free_is_counted_in_pictures() -> None:
     memory = counted(optimizer=1000, student=500, gradients=500)
     assert memory.freed(4, whole=False) == 75  # three quarters of 1000 bytes, 10 a picture
     assert memory.freed(4, whole=True) == 150
@@ -111,7 +111,7 @@ def test_what_more_sharding_would_free_is_counted_in_pictures():
     assert room_for(counted(), 64, 500, 1) == {"more_fit": 0}
 
 
-def test_batch_size_auto(recipe, capsys):
+def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On this machine the training set is what bounds it; the rate follows by the square root."""
     items = ["data.batch_size=auto", "optim.lr_batch=12", "optim.lr=0.001"]
     folder = run(recipe, *items)
@@ -123,7 +123,7 @@ def test_batch_size_auto(recipe, capsys):
     assert summary(folder)["batch_size"] == 48
 
 
-def test_batch_size_auto_counts_what_sharding_saves(pictures, tmp_path):
+def test_batch_size_auto_counts_what_sharding_saves(pictures: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, trainer__max_epochs=1)
     items = ["data.batch_size=auto", "optim.lr_batch=8", "config=ddp_2cpu"]
     taken = []
@@ -135,13 +135,15 @@ def test_batch_size_auto_counts_what_sharding_saves(pictures, tmp_path):
     assert taken[1] <= taken[0]
 
 
-def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe, refusal):
+def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, refusal) -> None:
     assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in refusal(
         "train", [f"recipe={recipe}", "data.batch_size=auto"]
     )
 
 
-def test_num_workers_auto_measures_and_changes_nothing(recipe, capsys):
+def test_num_workers_auto_measures_and_changes_nothing(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe, "data.num_workers=auto", "trainer.max_epochs=1")
     found = summary(folder)["num_workers"]
     assert 0 <= found <= cores() - 1
@@ -153,7 +155,9 @@ def test_num_workers_auto_measures_and_changes_nothing(recipe, capsys):
 
 
 @pytest.mark.skipif(cores() < 2, reason="one core leaves nothing to try")
-def test_num_workers_auto_tries_on_all_processes_at_once(pictures, tmp_path, monkeypatch):
+def test_num_workers_auto_tries_on_all_processes_at_once(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pictures that wait for their disk: a loader process is worth it, and both ranks take as many."""
     monkeypatch.setattr("kd.fit_to_machine.measure.TRIAL_S", 0.3)
     slow = {
@@ -193,12 +197,12 @@ def test_num_workers_auto_tries_on_all_processes_at_once(pictures, tmp_path, mon
         "model.student.compile=fast",
     ],
 )
-def test_wrong_levers(recipe, item, refusal):
+def test_wrong_levers(recipe: Path, item: str, refusal) -> None:
     assert item.split("=")[0].split(".")[-1] in refusal("train", [f"recipe={recipe}", item])
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_cuda_graphs_are_refused_where_gradients_add_up(recipe, mode, refusal):
+def test_cuda_graphs_are_refused_where_gradients_add_up(recipe: Path, mode: str, refusal) -> None:
     items = [f"model.student.compile={mode}", "trainer.accumulate_grad_batches=2"]
     assert f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1" in refusal(
         "train", [f"recipe={recipe}", *items]
@@ -206,12 +210,12 @@ def test_cuda_graphs_are_refused_where_gradients_add_up(recipe, mode, refusal):
     assert not (recipe.parent / "runs").exists()
 
 
-def test_a_student_alone_is_tuned_too(tmp_path, pictures):
+def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__num_workers="auto")
     assert summary(run(recipe, "trainer.max_epochs=1"))["memory_mb"]["teacher"] == 0
 
 
-def test_a_containers_quota_counts_as_its_cores(tmp_path):
+def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:
     quota = tmp_path / "cpu.max"
     given = cores(quota)  # there is none
     for text, allowed in (
@@ -224,7 +228,7 @@ def test_a_containers_quota_counts_as_its_cores(tmp_path):
         assert cores(quota) == allowed
 
 
-def test_a_teacher_that_all_processes_hold_together_tries_no_batches():
+def test_a_teacher_that_all_processes_hold_together_tries_no_batches() -> None:
     """One process would try batches with it, while the others wait: it would hang."""
     teacher = SimpleNamespace(is_shared_out=True)
     student = SimpleNamespace(optim=SimpleNamespace(lr_batch=8))

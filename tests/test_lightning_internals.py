@@ -58,7 +58,7 @@ class Each(Callback):
         self.act(trainer)
 
 
-def test_trainer_of():
+def test_trainer_of() -> None:
     module = Line()
     assert internals.trainer_of(module) is None
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
@@ -66,7 +66,7 @@ def test_trainer_of():
     assert internals.trainer_of(module) is trainer
 
 
-def test_loggers_take_this_step(tmp_path):
+def test_loggers_take_this_step(tmp_path: Path) -> None:
     due: list[bool] = []
     found = Logged(
         Line(),
@@ -78,12 +78,12 @@ def test_loggers_take_this_step(tmp_path):
     assert found.steps == [1, 3]
 
 
-def test_log_last_step(tmp_path):
+def test_log_last_step(tmp_path: Path) -> None:
     last = Each(lambda trainer: internals.log_last_step(trainer) if trainer.is_last_batch else None)
     assert Logged(Line(), tmp_path, 2, last).steps == [1, 3, 4]
 
 
-def test_log_last_step_of_a_training_that_stops_is_logged_once(tmp_path):
+def test_log_last_step_of_a_training_that_stops_is_logged_once(tmp_path: Path) -> None:
     """Lightning's loggers take the step at which ``should_stop`` is set themselves."""
 
     def stop(trainer: Trainer) -> None:
@@ -94,7 +94,7 @@ def test_log_last_step_of_a_training_that_stops_is_logged_once(tmp_path):
     assert Logged(Line(), tmp_path, 2, Each(stop)).steps == [1, 3, 4]
 
 
-def test_log_last_step_that_a_later_callback_stops_is_logged_once(tmp_path):
+def test_log_last_step_that_a_later_callback_stops_is_logged_once(tmp_path: Path) -> None:
     """Whether the training stops is known only after all callbacks."""
 
     def stop(trainer: Trainer) -> None:
@@ -105,7 +105,7 @@ def test_log_last_step_that_a_later_callback_stops_is_logged_once(tmp_path):
     assert Logged(Line(), tmp_path, 5, last, Each(stop)).steps == [4]
 
 
-def test_log_this_step(tmp_path):
+def test_log_this_step(tmp_path: Path) -> None:
     now = Each(lambda trainer: internals.log_this_step(trainer))
     assert Logged(Line(), tmp_path, 2, now).steps == [
         1,
@@ -115,7 +115,7 @@ def test_log_this_step(tmp_path):
     ]  # as at the step's end: where it is due
 
 
-def test_runs_in_child_processes():
+def test_runs_in_child_processes() -> None:
     def trainer(strategy: str) -> Trainer:
         return Trainer(
             accelerator="cpu",
@@ -129,7 +129,7 @@ def test_runs_in_child_processes():
     assert not internals.runs_in_child_processes(trainer("ddp"))
 
 
-def test_make_loader_again():
+def test_make_loader_again() -> None:
     module, made = Line(), []
     module.train_dataloader = lambda: made.append(1) or Line.train_dataloader(module)  # type: ignore[method-assign,func-returns-value]
 
@@ -143,7 +143,7 @@ def test_make_loader_again():
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_without_sigterm_broadcasts(removed):
+def test_without_sigterm_broadcasts(removed: bool) -> None:
     """Of two processes, as far as Lightning sees. Where it broadcasts nothing by itself, the function can go."""
     sent: list[Any] = []
     patches = pytest.MonkeyPatch()
@@ -168,14 +168,14 @@ def test_without_sigterm_broadcasts(removed):
     assert len(sent) == (0 if removed else 2)  # of the batch, and of the handler
 
 
-def test_prepare_data_without_groups(monkeypatch):
+def test_prepare_data_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(data_connector, "_InfiniteBarrier")
     monkeypatch.setattr(data_connector, "_InfiniteBarrier", data_connector._InfiniteBarrier)
     internals.prepare_data_without_groups()
     assert data_connector._InfiniteBarrier is nullcontext
 
 
-def test_run_closure_runs_it_with_lightnings_hooks():
+def test_run_closure_runs_it_with_lightnings_hooks() -> None:
     hooks: list[str] = []
 
     class Hooked(Line):
@@ -194,7 +194,9 @@ def test_run_closure_runs_it_with_lightnings_hooks():
     assert hooks == ["before step"]
 
 
-def test_sharded_data_parallel_has_one_axis_over_all_processes(monkeypatch):
+def test_sharded_data_parallel_has_one_axis_over_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lengths: list[object] = []
     strategy = internals.ShardedDataParallel(tensor_parallel_size=1)
     strategy.num_nodes = 2
@@ -207,7 +209,7 @@ def test_sharded_data_parallel_has_one_axis_over_all_processes(monkeypatch):
     assert lengths == [6]
 
 
-def test_hooked_ddp_registers_its_own_hooks(monkeypatch):
+def test_hooked_ddp_registers_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     class Mine(internals.HookedDDP):
@@ -219,7 +221,7 @@ def test_hooked_ddp_registers_its_own_hooks(monkeypatch):
     assert hasattr(DDPStrategy, "_register_ddp_hooks")
 
 
-def test_hooked_ddp_joins_a_process_group_without_a_device(monkeypatch):
+def test_hooked_ddp_joins_a_process_group_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(
         internals,

@@ -15,7 +15,7 @@ from scripts.house import tree_of
 from tests._helpers import ROOT, error_in_a_thread
 
 
-def test_signals_kept_in_another_thread():
+def test_signals_kept_in_another_thread() -> None:
     """``kd.train`` may run in any thread."""
 
     def inside() -> None:
@@ -25,7 +25,7 @@ def test_signals_kept_in_another_thread():
     assert error_in_a_thread(inside) is None
 
 
-def test_a_handler_of_c_code_stays_unknown(monkeypatch):
+def test_a_handler_of_c_code_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python can't give it, so nothing can put it back: what happened inside counts."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
@@ -37,7 +37,7 @@ def test_a_handler_of_c_code_stays_unknown(monkeypatch):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_an_empty_kd_cache_is_none(monkeypatch, tmp_path):
+def test_an_empty_kd_cache_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The working folder would be the cache, and ``kd-runs clean`` would tidy it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for given, expected in (("", tmp_path / "kd"), ("/data/kd", Path("/data/kd"))):
@@ -45,7 +45,9 @@ def test_an_empty_kd_cache_is_none(monkeypatch, tmp_path):
         assert cache_dir() == expected
 
 
-def test_python_names_a_processor_that_linux_does_not(monkeypatch, tmp_path):
+def test_python_names_a_processor_that_linux_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On ARM ``/proc/cpuinfo`` has no model's name."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
@@ -54,7 +56,7 @@ def test_python_names_a_processor_that_linux_does_not(monkeypatch, tmp_path):
     assert processor() == "aarch64"
 
 
-def test_every_child_python_is_started_by_one_function():
+def test_every_child_python_is_started_by_one_function() -> None:
     """It leaves out the present folder, in which others' files may lie."""
     named = {
         str(file.relative_to(ROOT))
@@ -75,12 +77,12 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "HACKED"
 
 
-def test_a_child_imports_nothing_from_the_present_folder(planted):
+def test_a_child_imports_nothing_from_the_present_folder(planted: Path) -> None:
     assert start_kd_train(["--list"], stdout=subprocess.DEVNULL).wait() == 0
     assert not planted.exists()
 
 
-def test_what_a_command_starts_imports_nothing_from_there(planted):
+def test_what_a_command_starts_imports_nothing_from_there(planted: Path) -> None:
     """Also what libraries start: Lightning's ranks, Ray's workers. ``PYTHONPATH`` still counts."""
     child = "import json, statistics, sys; print(sys.path[0])"
     program = (

@@ -40,7 +40,7 @@ def tensors(seed: int) -> list[Tensor]:
         {"adjust_lr_fn": None}, {"adjust_lr_fn": "original"}, {"scale_eps": True}, {"ns_coefficients": "polar_express"},
     ],
 )  # fmt: skip
-def test_it_is_timms_step(changed):
+def test_it_is_timms_step(changed: dict[str, object]) -> None:
     module = own_muon().__module__ and __import__("sys").modules[muon.__name__]
     settings = SETTINGS | changed
     ours, theirs = tensors(0), tensors(0)
@@ -73,7 +73,7 @@ def iteration_in_float32():  # type: ignore[no-untyped-def]
     return module
 
 
-def test_a_vits_step_takes_a_tenth_of_the_calls():
+def test_a_vits_step_takes_a_tenth_of_the_calls() -> None:
     model = timm.create_model(
         "vit_tiny_patch16_224", num_classes=10, depth=12, embed_dim=24, num_heads=3
     )
@@ -88,7 +88,7 @@ def test_a_vits_step_takes_a_tenth_of_the_calls():
     assert counts[0] * 5 < counts[1], counts
 
 
-def test_on_a_cpu_the_weights_are_stepped_one_by_one():
+def test_on_a_cpu_the_weights_are_stepped_one_by_one() -> None:
     """There the calls cost nothing, and numbers of earlier runs stay."""
     model = torch.nn.Linear(6, 4)
     optimizer = build_optimizer([model], OptimSpec("muon", lr=0.1))

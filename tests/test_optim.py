@@ -19,11 +19,11 @@ from kd.optim import (
 )
 
 
-def test_as_optim():
+def test_as_optim() -> None:
     assert as_optim({"name": "sgd", "lr": 0.1}).lr == 0.1
 
 
-def test_a_resumed_run_keeps_its_optimizer():
+def test_a_resumed_run_keeps_its_optimizer() -> None:
     """What a checkpoint does not say is not compared; settings that a function of the user's own leaves aside neither."""
     no_decay = OptimSpec("adamw", weight_decay=0.0, layer_decay=0.7)
     own = GivenOptim(make=lambda parameters: torch.optim.SGD(parameters))
@@ -49,36 +49,36 @@ def test_a_resumed_run_keeps_its_optimizer():
 @pytest.mark.parametrize("kwargs", [{}, {"eps": 1e-6}])
 @pytest.mark.parametrize("name, needs", [("bnbadam", "bitsandbytes"), ("fusedsgd", "apex")])
 def test_an_optimizer_that_needs_a_gpu_or_a_package_is_refused_in_a_line(
-    name, needs, kwargs, monkeypatch
-):
+    name: str, needs: str, kwargs: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=f"^optim.name: {name} .*CUDA required for (?i:{needs})"):
         build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs=kwargs))
 
 
-def test_scaled_to_batch():
+def test_scaled_to_batch() -> None:
     assert scaled_to_batch(OptimSpec("adamw", lr=0.001, lr_batch=256), 1024).lr == 0.002
     for name in ("sgd", "momentum", "sgdw"):
         assert scaled_to_batch(OptimSpec(name, lr=0.001, lr_batch=256), 1024).lr == 0.004
 
 
-def test_a_step_that_kwargs_name_takes_the_fused_ones_place():
+def test_a_step_that_kwargs_name_takes_the_fused_ones_place() -> None:
     """torch refuses both at once, and did so when the run had begun."""
     for name in ("adamw", "sgd"):
         optimizer = build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs={"foreach": True}))
         assert optimizer.defaults["foreach"] and not optimizer.defaults["fused"]
 
 
-def test_steps_done():
+def test_steps_done() -> None:
     assert steps_done(12, 6, 12, -1)
     assert steps_done(12, 6, 100, 20) == 12
 
 
-def test_short_window():
+def test_short_window() -> None:
     assert [short_window(6, 4, b) for b in range(6)] == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
 
 
-def test_warmup_cosine():
+def test_warmup_cosine() -> None:
     assert [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)] == [
         0.5,
         1.0,
@@ -90,7 +90,7 @@ def test_warmup_cosine():
     ]
 
 
-def test_warmup_then_steps():
+def test_warmup_then_steps() -> None:
     assert [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)] == [
         0.5,
         1.0,
@@ -102,7 +102,7 @@ def test_warmup_then_steps():
     ]
 
 
-def test_a_schedule_that_there_is_not_is_refused():
+def test_a_schedule_that_there_is_not_is_refused() -> None:
     """From Python too, where no reader of settings stands before it: it became a cosine."""
     with pytest.raises(ValueError, match="schedule must be one of .*, got 'linear'"):
         OptimSpec(schedule="linear")
@@ -115,7 +115,7 @@ class Halves:
         return 1.0 if progress < 0.5 else 0.5
 
 
-def test_a_schedule_of_ones_own_follows_the_warm_up():
+def test_a_schedule_of_ones_own_follows_the_warm_up() -> None:
     spec = OptimSpec(lr=1.0, warmup_epochs=1, schedule=Halves())
     optimizer, schedule = spec.build([nn.Linear(2, 2)], Pace(10, 2))
     rates = []

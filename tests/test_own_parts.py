@@ -34,7 +34,7 @@ from tests._helpers import ROOT
 PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
 
 
-def test_the_parts_of_the_page_train(recipe, pictures, teacher):
+def test_the_parts_of_the_page_train(recipe: Path, pictures: Path, teacher: Path) -> None:
     code = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
     (recipe.parent / "mine.py").write_text(code)
     command = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)[0]
@@ -75,7 +75,9 @@ class Pools:
 
 
 @pytest.mark.parametrize("layer", ["maps", "maps@1/2", "blocks.1"])
-def test_a_model_without_a_recipes_layers_can_do_without_them(layer, recipe, refusal):
+def test_a_model_without_a_recipes_layers_can_do_without_them(
+    layer: str, recipe: Path, refusal
+) -> None:
     words = [
         f"recipe={recipe}",
         "model.student.builder=tests.test_own_parts.Pools",
@@ -93,7 +95,7 @@ class NoLoss(torch.nn.Module):
     """A loss that inherits from the wrong class."""
 
 
-def test_what_a_part_must_inherit_from_is_named(recipe, refusal):
+def test_what_a_part_must_inherit_from_is_named(recipe: Path, refusal) -> None:
     words = [f"recipe={recipe}", "model.distill_losses.mine=tests.test_own_parts.NoLoss"]
     assert refusal("train", words) == (
         "kd-train: model.distill_losses.mine: NoLoss is no DistillLoss: it must inherit from kd.losses.LogitLoss, or "
@@ -109,7 +111,7 @@ class Gap(LogitLoss):
         self.power = power
 
 
-def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(recipe, refusal):
+def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(recipe: Path, refusal) -> None:
     words = [f"recipe={recipe}", "model.distill_losses.gap=tests.test_own_parts.Gap"]
     assert refusal("train", [*words, "model.distill_losses.gap.powr=2"]) == (
         "kd-train: model.distill_losses.gap.powr: Gap takes power, weight; did you mean 'power'?\n"
@@ -120,7 +122,7 @@ OTHERS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.S)[1:]).splitli
 
 
 @pytest.mark.parametrize("command", OTHERS)
-def test_the_other_commands_of_the_page_run(command, recipe):
+def test_the_other_commands_of_the_page_run(command: str, recipe: Path) -> None:
     if "albumentations" in command:
         pytest.importorskip("albumentations")
     _, _, *words = shlex.split(command)
@@ -128,7 +130,9 @@ def test_the_other_commands_of_the_page_run(command, recipe):
     assert train_main([f"recipe={recipe}", *short, *words]) == 0
 
 
-def test_a_part_that_is_not_found_or_fails_is_named(recipe, monkeypatch, refusal):
+def test_a_part_that_is_not_found_or_fails_is_named(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
     monkeypatch.chdir(recipe.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("half_done.py").write_text("import a_package_that_is_missing\n\n\nclass Nets: ...\n")
@@ -141,7 +145,7 @@ def test_a_part_that_is_not_found_or_fails_is_named(recipe, monkeypatch, refusal
         assert why in message
 
 
-def test_a_vit_teaches_a_resnet_without_labels(monkeypatch):
+def test_a_vit_teaches_a_resnet_without_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's function as it is, but for weights that are downloaded, and the progress bar."""
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)[-1]
     named: dict[str, Any] = {}
@@ -195,7 +199,7 @@ class Flip:
     [lambda: v2.RandomHorizontalFlip(0.5), Chance, albumentations_flip, Flip],
     ids=["torchvision", "own", "albumentations", "like albumentations"],
 )
-def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make):
+def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make: Any) -> None:
     augment = Augment(transform=make(), scale=1.0, hflip=0.0)
     transform = train_transform((24, 32), augment)
     picture = torch.randint(256, (3, 24, 32), dtype=torch.uint8)
@@ -222,13 +226,13 @@ def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make):
     (3, "int can't be called with a picture"),
     (dict.fromkeys("a").__getitem__, "failed on a picture: "),
 ])  # fmt: skip
-def test_what_can_not_work_is_refused_before_the_first_batch(transform, said):
+def test_what_can_not_work_is_refused_before_the_first_batch(transform: Any, said: str) -> None:
     with pytest.raises(UserError, match="data.augment.transform: ") as refused:
         OwnTransform(transform, (16, 16))
     assert said in str(refused.value)
 
 
-def test_a_description_tells_settings_apart_and_is_the_same_in_each_process():
+def test_a_description_tells_settings_apart_and_is_the_same_in_each_process() -> None:
     assert (
         described(v2.GaussianBlur(3))
         == described(v2.GaussianBlur(3))
@@ -281,7 +285,7 @@ OTHER_LEVELS = np.where(LEVELS == 2500, 0, LEVELS)  # NumPy's text of both is th
     (Table(LEVELS), Table(OTHER_LEVELS)),
     (Table(LEVELS).look_up, Table(OTHER_LEVELS).look_up),
 ])  # fmt: skip
-def test_functions_and_tables_are_told_apart(one, other):
+def test_functions_and_tables_are_told_apart(one: Any, other: Any) -> None:
     """Equal descriptions would give one transform the teacher's outputs for the views of the other."""
     assert json.dumps(described(one)) != json.dumps(described(other))
     assert " at 0x" not in json.dumps(described(one))
@@ -321,7 +325,9 @@ def beside():
     ("mine.py", '"low": 1', '"low": 2'),
     ("helpers.py", "x // SIGMA", "x * SIGMA"),
 ])  # fmt: skip
-def test_a_transform_whose_code_differs_is_another_one(tmp_path, monkeypatch, file, old, new):
+def test_a_transform_whose_code_differs_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str
+) -> None:
     """A cache gave the old code's views their teacher's outputs where a method or a helper of it had changed."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     codes: list[str] = []
@@ -344,7 +350,7 @@ def test_a_transform_whose_code_differs_is_another_one(tmp_path, monkeypatch, fi
     assert codes[0] != codes[1]
 
 
-def test_a_module_of_a_package_is_followed(tmp_path, monkeypatch):
+def test_a_module_of_a_package_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     codes: list[str] = []
     for folder, sigma in (("before", 1), ("after", 2)):
@@ -362,13 +368,13 @@ def test_a_module_of_a_package_is_followed(tmp_path, monkeypatch):
     assert codes[0] != codes[1]
 
 
-def test_code_of_libraries_is_left_out():
+def test_code_of_libraries_is_left_out() -> None:
     """Their version is in the cache's description already, where it matters."""
     assert code_of(v2.GaussianBlur(3)) == code_of(v2.Compose([v2.GaussianBlur(5)])) == code_of(None)
     assert code_of(brighter) != code_of(None)
 
 
-def test_a_set_is_described_alike_in_each_process(tmp_path):
+def test_a_set_is_described_alike_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
         "from kd.data.own_transform import code_of, described\n"
         "within = lambda name: name in {'apple', 'pear', 'plum', 'fig', 'kiwi'}\n"
@@ -383,7 +389,9 @@ def test_a_set_is_described_alike_in_each_process(tmp_path):
     assert len(texts) == 1
 
 
-def test_a_listed_transform_trains_and_a_file_names_no_other(recipe, tmp_path, refusal):
+def test_a_listed_transform_trains_and_a_file_names_no_other(
+    recipe: Path, tmp_path: Path, refusal
+) -> None:
     short = ["config=debug", "model.teacher.cache=off"]
     assert (
         train_main([f"recipe={recipe}", *short, "data.augment.transform=TrivialAugmentWide"]) == 0
@@ -424,7 +432,7 @@ class Twice:
         return [1, 0] if epoch % 2 else [0, 1]
 
 
-def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views():
+def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views() -> None:
     batches = TrainBatches(6, 2, seed=0, draw=draw_by(Twice(), [0, 0, 1, 1, 1, 1]))
     seen = [key for batch in batches for key in batch]
     assert sorted(index for index, _ in seen) == [0, 0, 0, 1, 1, 1]
@@ -433,7 +441,7 @@ def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views():
     assert [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch] == seen
 
 
-def test_a_sampler_may_draw_more_than_an_epoch_in_any_order():
+def test_a_sampler_may_draw_more_than_an_epoch_in_any_order() -> None:
     """All 16 that it draws are cut to 8: sorted, these were the pictures of one class."""
 
     class Sorted:
@@ -446,7 +454,7 @@ def test_a_sampler_may_draw_more_than_an_epoch_in_any_order():
 
 
 @pytest.mark.parametrize("drawn", [[], [6], [-1], [0.5], [[1]]])
-def test_a_sampler_that_draws_something_else_is_refused(drawn):
+def test_a_sampler_that_draws_something_else_is_refused(drawn: list[Any]) -> None:
     class Wrong:
         def draw(self, *_: Any) -> list[Any]:
             return drawn
@@ -505,8 +513,8 @@ class Keeps(Callback):
     ],
 )  # fmt: skip
 def test_what_no_resumed_run_could_read_is_refused_before_it_is_written(
-    at, kept, message, steps, recipe, capsys
-):
+    at: str, kept: str, message: str, steps: int, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before the first step; what only comes later, before the file that would hold it."""
     callback = {"class_path": f"{__name__}.Keeps", "init_args": {"at": at, "kept": kept}}
     words = [f"recipe={recipe}", f"trainer.callbacks={json.dumps([callback])}", "preflight=off"]

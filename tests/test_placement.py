@@ -77,7 +77,7 @@ def result(folder: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_teacher_in_shards_teaches_the_same(recipe, ranks, precision):
+def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int, precision: str) -> None:
     """Logits and features; at three ranks the last validation batch of two of them is padding alone."""
     whole, shards = (
         train(
@@ -102,7 +102,7 @@ def test_a_teacher_in_shards_teaches_the_same(recipe, ranks, precision):
     assert eval_main([str(shards)]) == 0  # one process, the teacher whole
 
 
-def test_one_of_two_teachers_in_shards(recipe):
+def test_one_of_two_teachers_in_shards(recipe: Path) -> None:
     """The other one is whole."""
     spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
     folders = []
@@ -115,7 +115,7 @@ def test_one_of_two_teachers_in_shards(recipe):
     assert shards == whole
 
 
-def test_a_device_of_its_own(recipe):
+def test_a_device_of_its_own(recipe: Path) -> None:
     plain, placed = (
         train(recipe, 1, *FEATURES, f"model.teacher.placement={where}") for where in ("same", "cpu")
     )
@@ -124,7 +124,7 @@ def test_a_device_of_its_own(recipe):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("student", "teacher"), [("gpu", "cpu"), ("cpu", "cuda:0")])
-def test_answers_come_back_from_another_device(recipe, student, teacher):
+def test_answers_come_back_from_another_device(recipe: Path, student: str, teacher: str) -> None:
     plain, placed = (
         train(
             recipe,
@@ -154,7 +154,7 @@ def test_answers_come_back_from_another_device(recipe, student, teacher):
         ("cuda:99", "model.teacher.placement: 'cuda:99' can't be used: "),
     ],
 )
-def test_impossible_places(placement, said, recipe, refusal):
+def test_impossible_places(placement: str, said: str, recipe: Path, refusal) -> None:
     last = (
         refusal("train", [f"recipe={recipe}", f"model.teacher.placement={placement}"])
         .strip()
@@ -171,7 +171,7 @@ def test_impossible_places(placement, said, recipe, refusal):
         ("convnext_atto", 4 + 2 + 2 + 6 + 2),
     ],
 )
-def test_every_block_is_a_shard_of_its_own(arch, count):
+def test_every_block_is_a_shard_of_its_own(arch: str, count: int) -> None:
     """A plain transformer keeps its blocks in a sequence, others in a list, convolutional ones in nested stages."""
     found = list(repeated_blocks(timm.create_model(arch)))
     assert len(found) == count
@@ -179,7 +179,9 @@ def test_every_block_is_a_shard_of_its_own(arch, count):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(strategy, tmp_path):
+def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(
+    strategy: str, tmp_path: Path
+) -> None:
     """Rank 0 alone writes the coloured predictions, but every rank must ask the shards for them."""
     teacher = {
         "arch": ARCH,

@@ -313,7 +313,14 @@ ALL = [("files", kind) for kind in (*SAME_CONTENT, *OF_FILES)] + [
 @pytest.mark.parametrize(
     ("of", "intrude"), ALL, ids=lambda x: x if isinstance(x, str) else x.__name__
 )
-def test_nothing_in_a_runs_folder_leads_out_of_it(of, intrude, every, made, reached, tmp_path):
+def test_nothing_in_a_runs_folder_leads_out_of_it(
+    of: str,
+    intrude: Callable[[Path, Path], None],
+    every: bool,
+    made: Path,
+    reached: dict[str, list[str]],
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "log"
     them = list(cases(made, reached, intrude, of, every))
     assert len(them) >= len(COMMANDS)

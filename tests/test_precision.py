@@ -1,5 +1,6 @@
 """What a run computes in: by the CPU's instructions, else by the clock, and the same on all processes."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,27 +37,29 @@ def never() -> float:
         ({"architecture": "aarch64", "neon": True, "bf16": True}, "bf16"),
     ],
 )
-def test_a_cpu_with_instructions_for_bfloat16_uses_them(capabilities, named):
+def test_a_cpu_with_instructions_for_bfloat16_uses_them(
+    capabilities: dict[str, object], named: str
+) -> None:
     assert precision_of_cpu(capabilities, never) == (
         "bf16-mixed",
         f"precision: bf16-mixed, as this CPU has {named}",
     )
 
 
-def test_a_factor_of_software_is_told_as_what_it_is():
+def test_a_factor_of_software_is_told_as_what_it_is() -> None:
     assert precision_of_cpu({}, lambda: 966.3) == (
         "32-true", "precision: 32-true, as this CPU has no bfloat16 instructions",
     )  # fmt: skip
 
 
-def test_16_mixed_on_a_cpu_is_refused(recipe, refusal):
+def test_16_mixed_on_a_cpu_is_refused(recipe: Path, refusal) -> None:
     assert "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed" in refusal(
         "train", [f"recipe={recipe}", "trainer.precision=16-mixed"]
     )
 
 
 @pytest.mark.parametrize(("times", "precision"), [(5.3, "32-true"), (0.6, "bf16-mixed")])
-def test_without_them_the_clock_decides(times, precision):
+def test_without_them_the_clock_decides(times: float, precision: str) -> None:
     emulating = {
         "architecture": "x86_64",
         "avx512_f": True,
@@ -74,7 +77,7 @@ def test_without_them_the_clock_decides(times, precision):
     assert precision_of_cpu({}, lambda: times)[0] == precision  # a torch that does not say
 
 
-def test_the_measurement_is_quick_and_follows_the_instructions():
+def test_the_measurement_is_quick_and_follows_the_instructions() -> None:
     assert bfloat16_time() > 0  # 0.3 to 110 were seen
     own = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     assert choose_precision("cpu") == precision_of_cpu(own, bfloat16_time)
@@ -86,7 +89,7 @@ def differ(rank: int) -> None:
     kd.run.build.choose_precision = lambda accelerator: (chosen, "")
 
 
-def test_all_processes_take_rank_zeros_precision(recipe):
+def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
     items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=1", "data.batch_size=4"]
     job = {
         "MASTER_ADDR": "127.0.0.1",
@@ -110,8 +113,12 @@ def test_all_processes_take_rank_zeros_precision(recipe):
     ("cuda", "vit", True, ("high", False)), ("cpu", "cnn", True, ("highest", False)),
 ])  # fmt: skip
 def test_a_gpu_multiplies_in_tf32_and_a_cnn_tries_its_convolutions(
-    device, kind, left_open, expected, monkeypatch
-):
+    device: str,
+    kind: str,
+    left_open: bool,
+    expected: tuple[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     count = 2 if kind == "cnn" else 1
     model = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3) for _ in range(count)))

@@ -5,6 +5,7 @@ import os
 import time
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -48,7 +49,7 @@ def collectives_of(tree: ast.AST) -> list[str]:
     return calls
 
 
-def test_collectives_have_one_place():
+def test_collectives_have_one_place() -> None:
     callers = {name: collectives_of(house.tree_of(path)) for name, path in house.sources().items()}
     callers = {name: calls for name, calls in callers.items() if calls}
     assert set(callers) == {"kd.processes", *OF_THE_TRAINING}
@@ -62,7 +63,7 @@ def test_collectives_have_one_place():
         "torch.distributed.broadcast(x, 0)",
     ],
 )
-def test_a_collective_is_recognised(line):
+def test_a_collective_is_recognised(line: str) -> None:
     assert collectives_of(ast.parse(line))
 
 
@@ -78,7 +79,7 @@ class OnAnotherDevice(SingleDeviceStrategy):
         return torch.ones(())
 
 
-def test_what_is_summed_is_on_the_device():
+def test_what_is_summed_is_on_the_device() -> None:
     strategy = OnAnotherDevice()
     processes.total(strategy, 3)
     processes.largest(strategy, 0.5)
@@ -86,7 +87,7 @@ def test_what_is_summed_is_on_the_device():
     assert strategy.devices == ["meta"] * 3
 
 
-def test_alone_each_answer_is_ones_own():
+def test_alone_each_answer_is_ones_own() -> None:
     strategy = SingleDeviceStrategy(device=torch.device("cpu"))
     assert processes.total(strategy, 3) == 3 and processes.largest(strategy, 2.5) == 2.5
     assert processes.any_process(strategy, True) and not processes.any_process(strategy, False)
@@ -104,7 +105,7 @@ def joined(rank: int, folder: str) -> Strategy:
     return strategy
 
 
-def test_who_decides_for_others_tells_them_of_its_failure():
+def test_who_decides_for_others_tells_them_of_its_failure() -> None:
     """What the first process alone does before it calls ``from_first`` may fail: ``by_first`` sends that too."""
     offenders = []
     for name, path in house.sources().items():
@@ -146,7 +147,7 @@ def fail_alone(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_an_error_of_one_process_reaches_all(tmp_path):
+def test_an_error_of_one_process_reaches_all(tmp_path: Path) -> None:
     mp.spawn(fail_alone, args=(str(tmp_path),), nprocs=2)
 
 
@@ -172,7 +173,7 @@ def take_long(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_what_the_first_process_computes_may_take_longer_than_a_collective(tmp_path):
+def test_what_the_first_process_computes_may_take_longer_than_a_collective(tmp_path: Path) -> None:
     """The fit of a start on the cores of one machine, say, in a run with rank_timeout_s=600."""
     mp.spawn(take_long, args=(str(tmp_path),), nprocs=2)
 
@@ -195,7 +196,7 @@ def decide_and_fail(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_a_choice_that_fails_ends_both(tmp_path):
+def test_a_choice_that_fails_ends_both(tmp_path: Path) -> None:
     mp.spawn(decide_and_fail, args=(str(tmp_path),), nprocs=2)
 
 
@@ -252,11 +253,11 @@ def meet_though_one_host_has_no_address(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path):
+def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path: Path) -> None:
     mp.spawn(meet_though_one_host_has_no_address, args=(str(tmp_path),), nprocs=2)
 
 
-def test_two_processes_agree(tmp_path):
+def test_two_processes_agree(tmp_path: Path) -> None:
     mp.spawn(ask_all, args=(str(tmp_path),), nprocs=2)
 
 
@@ -294,7 +295,7 @@ def meet_in_rounds(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_five_processes_agree_in_three_messages_each(tmp_path):
+def test_five_processes_agree_in_three_messages_each(tmp_path: Path) -> None:
     mp.start_processes(meet_in_rounds, args=(str(tmp_path),), nprocs=PROCESSES, start_method="fork")
 
 
@@ -311,8 +312,8 @@ def test_five_processes_agree_in_three_messages_each(tmp_path):
     ],
 )
 def test_cores_to_which_a_rank_is_bound_are_not_divided_again(
-    monkeypatch, usable, own, others, expected
-):
+    monkeypatch: pytest.MonkeyPatch, usable: int, own: Any, others: list[Any], expected: int
+) -> None:
     own_ids = None if own is None else list(own)
     here = [("here", None if ids is None else list(ids)) for ids in others]
     monkeypatch.setattr("kd.processes.socket.gethostname", lambda: "here")

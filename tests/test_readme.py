@@ -52,7 +52,7 @@ OURS = [
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
-def test_the_first_screen_has_the_commands_for_your_pictures():
+def test_the_first_screen_has_the_commands_for_your_pictures() -> None:
     """With a teacher, without one, without labels, with nothing at hand: before the quick start, within 20 lines."""
     first = "\n".join(README.splitlines()[:20])
     assert re.findall(r"kd-train recipe=(\w+)", first) == [
@@ -64,14 +64,14 @@ def test_the_first_screen_has_the_commands_for_your_pictures():
     assert README.index("kd-train recipe=foodtag_vit") < README.index("## Quick start")
 
 
-def test_a_cell_of_the_readme_has_one_link():
+def test_a_cell_of_the_readme_has_one_link() -> None:
     cells = [
         cell for line in README.splitlines() if line.startswith("|") for cell in line.split("|")
     ]
     assert not [cell for cell in cells if cell.count("](") > 1]
 
 
-def test_the_readme_lists_every_command():
+def test_the_readme_lists_every_command() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     listed = {
         name
@@ -81,7 +81,7 @@ def test_the_readme_lists_every_command():
     assert listed == set(scripts) - {"kd"}
 
 
-def test_every_guide_is_a_page_of_the_site():
+def test_every_guide_is_a_page_of_the_site() -> None:
     """And each link between guides leads to a file: what ``mkdocs build --strict`` finds too, without installing it."""
     listed = set(
         re.findall(r": (\S+\.md)$", (ROOT / "scripts/site/mkdocs.yml").read_text(), flags=re.M)
@@ -94,7 +94,7 @@ def test_every_guide_is_a_page_of_the_site():
             assert (ROOT / path.parent / link).is_file(), f"{path}: {link}"
 
 
-def test_every_command_is_known_here():
+def test_every_command_is_known_here() -> None:
     """Set-up and the test command are run by .ci/run; torchrun lines start the same kd-train.
 
     Guides of rooms with tests of their own (models, tuning, serving) leave out the folder of the environment.
@@ -183,7 +183,12 @@ def commands_once() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("command", list(commands_once()))
-def test_the_command_runs(command, filled, monkeypatch, capsys):
+def test_the_command_runs(
+    command: str,
+    filled: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command = with_places(command, filled)
     program, *items = shlex.split(command)
     monkeypatch.chdir(filled["HOME"])
@@ -209,7 +214,12 @@ def test_the_command_runs(command, filled, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", FEATURES)
-def test_the_settings_of_the_command_are_right(command, filled, monkeypatch, capsys):
+def test_the_settings_of_the_command_are_right(
+    command: str,
+    filled: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(filled["HOME"])
     _, *items = shlex.split(with_places(command, filled))
     assert train_main([*items, "--print_config"]) == 0
@@ -228,7 +238,9 @@ LIMITS = re.compile(
 
 
 @pytest.mark.parametrize("command", TRAINED)
-def test_a_trial_is_one_of_what_was_typed(command, filled, monkeypatch):
+def test_a_trial_is_one_of_what_was_typed(
+    command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``config=debug`` after each documented line: the commands above train many of them so."""
     monkeypatch.chdir(filled["HOME"])
     _, *items = shlex.split(with_places(command, filled))
@@ -343,7 +355,13 @@ TINY_TEACHER = [
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 3), ("kd/PYTHON.md", 7)])
-def test_the_python_of_a_page_runs(page, count, tmp_path, monkeypatch, capsys):
+def test_the_python_of_a_page_runs(
+    page: str,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """In its order: a block goes on with the names of those before."""
     monkeypatch.chdir(tmp_path)
     assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0

@@ -19,7 +19,9 @@ CONFIG = "recipe: tiny\nruns_dir: runs\ndata: {}\nmodel: {}\ntrainer: {}\n"
 """Settings by which a folder is recognised as a run of kd."""
 
 
-def test_runs_with_a_name_and_their_table(recipe, capsys, refusal):
+def test_runs_with_a_name_and_their_table(
+    recipe: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     line, runs = [f"recipe={recipe}", "config=debug"], recipe.parent / "runs"
     assert train_main([*line, "name=first-try"]) == 0
     assert (runs / "tiny" / "latest").resolve() == (runs / "tiny" / "first-try").resolve()
@@ -51,7 +53,9 @@ def test_runs_with_a_name_and_their_table(recipe, capsys, refusal):
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
-def test_runs_behind_a_link_are_left_out(tmp_path, capsys):
+def test_runs_behind_a_link_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``kd-runs clean`` deletes nothing outside the folder that it is given; that folder may be a link itself."""
     elsewhere = tmp_path / "elsewhere" / "000"
     elsewhere.mkdir(parents=True)
@@ -63,7 +67,9 @@ def test_runs_behind_a_link_are_left_out(tmp_path, capsys):
         assert len(json.loads(capsys.readouterr().out)) == count
 
 
-def test_of_a_runs_own_folder_that_run_alone_is_listed(tmp_path, capsys):
+def test_of_a_runs_own_folder_that_run_alone_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A folder in it may look like a run."""
     run = tmp_path / "runs" / "tiny" / "000"
     for folder in (run, run / "copies" / "small"):
@@ -73,7 +79,9 @@ def test_of_a_runs_own_folder_that_run_alone_is_listed(tmp_path, capsys):
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["tiny/000"]
 
 
-def test_a_run_that_trains_is_not_safe_to_delete(tmp_path, capsys):
+def test_a_run_that_trains_is_not_safe_to_delete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
@@ -98,7 +106,9 @@ def test_a_run_that_trains_is_not_safe_to_delete(tmp_path, capsys):
             trains.communicate("\n")
 
 
-def test_the_table_says_when_clean_deletes_a_run(tmp_path, monkeypatch, capsys):
+def test_the_table_says_when_clean_deletes_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One rule: what the table calls ``now`` is what ``clean`` lists, by age and by whose folder it is."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     days = {"new": 0, "days": 4.5, "old": 30}
@@ -158,8 +168,8 @@ def paths_in(folder: Path) -> set[str]:
 
 
 def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
-    recipe, tmp_path, old_cache, capsys
-):
+    recipe: Path, tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = recipe.parent / "runs"
     assert train_main([f"recipe={recipe}", "config=debug"]) == 0
     for file in (old_cache / "scans").iterdir():  # this training has checked its pictures
@@ -202,8 +212,8 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
 
 
 def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
-    tmp_path, old_cache, capsys
-):
+    tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
@@ -228,8 +238,8 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
 
 
 def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
-    tmp_path, monkeypatch, capsys
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The table counts what ``clean`` lists; a teacher's two locks were three teachers, none of them for cleaning."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("KD_CACHE", str(cache))
@@ -275,7 +285,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     } - {"foodtag-mini-v1-2x2.lock", "teachers/begun-0123456789abcdef.lock"}  # fmt: skip
 
 
-def test_the_page_names_every_part_of_the_cache():
+def test_the_page_names_every_part_of_the_cache() -> None:
     page = (ROOT / "kd/data/README.md").read_text()
     for name in PARTS:
         assert {
@@ -298,13 +308,13 @@ def test_the_page_names_every_part_of_the_cache():
         ["--yes"],
     ],
 )
-def test_wrong_use(items, refusal):
+def test_wrong_use(items: list[str], refusal) -> None:
     assert refusal("runs", items).startswith("kd-runs: ")
 
 
 def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_table(
-    tmp_path, capsys, monkeypatch
-):
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("best", "odd"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "config.yaml").write_text(CONFIG)
@@ -323,5 +333,5 @@ def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_t
     assert found == {"best": False, "odd": True}
 
 
-def test_age():
+def test_age() -> None:
     assert _age(7300) == "2 h"

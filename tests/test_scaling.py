@@ -10,7 +10,7 @@ def rows(*words: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_each_table_has_its_rows():
+def test_each_table_has_its_rows() -> None:
     names = [row[0] for row in rows("pictures", "2000", "10", "2")]
     assert names == [*OF_PICTURES, "list of files"]
     (_, _, _, kilobytes_sent), = rows("classes", "128", "1000")  # fmt: skip

@@ -24,7 +24,7 @@ def grocery(shared: Path, runs: Path, *items: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_class_ids_of_real_photographs(shared):
+def test_class_ids_of_real_photographs(shared: Path) -> None:
     data = DistillationDataModule(
         ImageFolder(str(shared / "data" / "grocery")), img_size=112, num_workers=0
     )
@@ -33,7 +33,9 @@ def test_class_ids_of_real_photographs(shared):
     assert len(set(data.split("val").targets)) == 60
 
 
-def test_one_photograph_of_some_classes(shared, tmp_path, capsys):
+def test_one_photograph_of_some_classes(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The real teacher in its own order of classes. A student that begins with its layers: the next test."""
     source, few = shared / "data" / "grocery", tmp_path / "data"
     for folder in [*source.glob("train/*"), *sorted(source.glob("val/*"))[::4]]:
@@ -52,7 +54,9 @@ def test_one_photograph_of_some_classes(shared, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_short_run_of_the_grocery_recipe(shared, tmp_path, capsys):
+def test_a_short_run_of_the_grocery_recipe(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The preflight's 251 of 296, a student that inherits, and a few steps."""
     items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32",
              "model.student.inherit_pictures=96"]  # fmt: skip
@@ -69,7 +73,7 @@ def test_a_short_run_of_the_grocery_recipe(shared, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_an_evaluation_of_the_grocery_recipe(shared, tmp_path):
+def test_an_evaluation_of_the_grocery_recipe(shared: Path, tmp_path: Path) -> None:
     items = [
         "trainer.limit_train_batches=4",
         "trainer.max_epochs=1",
@@ -87,7 +91,7 @@ def test_an_evaluation_of_the_grocery_recipe(shared, tmp_path):
     )
 
 
-def test_a_truncated_photograph_is_named(shared, tmp_path, refusal):
+def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, refusal) -> None:
     source = shared / "data" / "grocery"
     for split in ("train", "val"):
         for name in ("Banana", "Lemon"):
@@ -109,7 +113,7 @@ def test_a_truncated_photograph_is_named(shared, tmp_path, refusal):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_headless_backbone_starts_a_student(shared):
+def test_a_headless_backbone_starts_a_student(shared: Path) -> None:
     """DINOv2's 518 px position embedding is resampled to 112 px."""
     from kd.models import StudentSpec, build_model
 

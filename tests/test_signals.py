@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def stopped(recipe: Path, *items: str, program: Any = "train", **env: str) -> tu
     return status, log.read_text(), run_of(recipe)
 
 
-def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe):
+def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe: Path) -> None:
     signal_group = disturb("SignalGroup", step=2, number=int(signal.SIGUSR2))
     ended, log, folder = stopped(recipe, signal_group, SLURM_JOB_ID="7")
     assert ended == 128 + signal.SIGUSR2, log
@@ -62,7 +62,9 @@ def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_the_group_spares_the_loaders_workers(recipe, number, status):
+def test_a_signal_to_the_group_spares_the_loaders_workers(
+    recipe: Path, number: int, status: int
+) -> None:
     ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
     assert ended == status, log
     first, _ = log.split(f"kd-train: stopped by {signal.Signals(number).name} at step 3")
@@ -73,7 +75,7 @@ def test_a_signal_to_the_group_spares_the_loaders_workers(recipe, number, status
     assert summary_of(folder)["status"] == "interrupted"
 
 
-def test_an_interrupt_after_a_sigterm_keeps_the_step(recipe):
+def test_an_interrupt_after_a_sigterm_keeps_the_step(recipe: Path) -> None:
     ended, log, folder = stopped(recipe, disturb("TerminateAndInterrupt"))
     assert ended == 143, log
     assert_good(folder, 3)
@@ -85,7 +87,7 @@ def login(terminal: int, other: int) -> None:
     fcntl.ioctl(other, termios.TIOCSCTTY, 0)
 
 
-def test_a_terminal_that_is_closed_keeps_the_step(recipe):
+def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
     """The kernel sends SIGHUP, and whatever is written from then on fails."""
     terminal, other = os.openpty()
     items = [f"recipe={recipe}", *QUIET, disturb("Slow", seconds=0.1), "trainer.max_epochs=50"]
@@ -105,7 +107,7 @@ def test_a_terminal_that_is_closed_keeps_the_step(recipe):
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe):
+def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe: Path) -> None:
     """Within an optimizer step there is nothing to save: the run goes on from the last checkpoint."""
     items = [
         "trainer.accumulate_grad_batches=4",
@@ -132,7 +134,7 @@ def launch(command: list[str], recipe: Path, *items: str) -> tuple[int, str, Pat
     return process.returncode, log, run_of(recipe)
 
 
-def test_two_ranks_in_two_groups(recipe):
+def test_two_ranks_in_two_groups(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *QUIET, *TWO, disturb("SignalGroup", step=2)], log)
     text = log.with_suffix(".0").read_text
@@ -143,14 +145,14 @@ def test_two_ranks_in_two_groups(recipe):
 
 
 @pytest.mark.slow
-def test_two_ranks_in_one_group(recipe):
+def test_two_ranks_in_one_group(recipe: Path) -> None:
     ended, log, folder = launch(["-m", "kd.cli"], recipe, *TWO, disturb("SignalGroup", step=2))
     assert ended == 143, log
     assert_good(folder, 10)  # ranks agree every ten batches
     assert summary_of(folder)["status"] == "interrupted"
 
 
-def test_torchrun_that_is_told_to_stop(recipe):
+def test_torchrun_that_is_told_to_stop(recipe: Path) -> None:
     """Its worker, in a session of its own, is sent a SIGTERM with all of its loader processes.
 
     This process has shared a tensor before, as any test before this one may have: no fork uses its listener.
@@ -165,7 +167,7 @@ def test_torchrun_that_is_told_to_stop(recipe):
 
 
 @pytest.mark.slow  # one of forks: the test above; two ranks: test_two_ranks_in_two_groups
-def test_torchrun_of_two_ranks_that_is_told_to_stop(recipe):
+def test_torchrun_of_two_ranks_that_is_told_to_stop(recipe: Path) -> None:
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli"]
     ended, log, folder = launch(command, recipe, *TWO, disturb("SignalLauncher", step=2))
     assert ended != 0
@@ -205,7 +207,9 @@ def shrink_shared_memory() -> None:
         (shrink_shared_memory, "data.num_workers: no shared memory is left"),
     ],
 )
-def test_a_machine_without_room_for_loader_processes(recipe, lack, told):
+def test_a_machine_without_room_for_loader_processes(
+    recipe: Path, lack: Callable[[], None], told: str
+) -> None:
     log = recipe.parent / "log"
     pid = start(
         [

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests._helpers import ROOT
 
 
 @pytest.mark.timeout(600)
-def test_no_situation_lets_a_stranger_do_anything(tmp_path):
+def test_no_situation_lets_a_stranger_do_anything(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("optuna")
     places = {"KD_CACHE": "cache", "TMPDIR": "temporary", "HF_HOME": "hub"}

@@ -1,6 +1,7 @@
 """What people type first: short runs neither refuse a fine teacher nor end without a figure."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=deb
 
 
 @pytest.mark.parametrize("item", SHORT)
-def test_a_short_run_accepts_a_fine_teacher(item, tmp_path, capsys):
+def test_a_short_run_accepts_a_fine_teacher(
+    item: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The pictures are sorted by class: the first eight show one of the twenty."""
     assert (
         train_main([*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"])
@@ -38,7 +41,7 @@ def test_a_short_run_accepts_a_fine_teacher(item, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("limit", [1, 3, 0.25])
-def test_a_limited_validation_is_spread_over_the_whole_split(limit):
+def test_a_limited_validation_is_spread_over_the_whole_split(limit: float) -> None:
     length, size, ranks = 800, 10, 2
     shares = [EvalBatches(length, size, rank, ranks, limit, seed=3) for rank in range(ranks)]
     used = [index for share in shares for batch in list(share)[: share.used] for index, _ in batch]
@@ -56,12 +59,14 @@ def test_a_limited_validation_is_spread_over_the_whole_split(limit):
     )
 
 
-def test_a_whole_validation_stays_in_order():
+def test_a_whole_validation_stays_in_order() -> None:
     assert [i for batch in EvalBatches(20, 4, limit=5) for i, _ in batch] == list(range(20))
 
 
 @pytest.mark.parametrize("item", ["preflight=off", "preflight=false"])
-def test_the_preflight_can_be_left_out(item, recipe, capsys):
+def test_the_preflight_can_be_left_out(
+    item: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", item, "trainer.max_epochs=1"]) == 0
     assert "preflight:" not in capsys.readouterr().out
     summary = summary_of(run_folders(recipe)[0])
@@ -69,7 +74,7 @@ def test_the_preflight_can_be_left_out(item, recipe, capsys):
     assert "agreement" in summary["student"]["val"]
 
 
-def test_without_a_preflight_the_same_epoch_is_exported(recipe):
+def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
     """Of epochs within one standard error the one nearest to the teacher: its answers are kept either way."""
     items = [
         f"recipe={recipe}",
@@ -84,7 +89,7 @@ def test_without_a_preflight_the_same_epoch_is_exported(recipe):
     assert best[0] == best[1]
 
 
-def test_overfitting_repeats_the_same_pictures(pictures):
+def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
     data = DistillationDataModule(
         ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0
     )
@@ -101,7 +106,7 @@ def test_overfitting_repeats_the_same_pictures(pictures):
     assert list(batches) == first
 
 
-def test_steps_below_an_epoch_end_with_a_validation(recipe):
+def test_steps_below_an_epoch_end_with_a_validation(recipe: Path) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=-1"]
     assert train_main([*items, "trainer.max_steps=3"]) == 0
     summary = summary_of(run_folders(recipe)[0])
@@ -109,7 +114,7 @@ def test_steps_below_an_epoch_end_with_a_validation(recipe):
     assert summary["student"]["best_val"]["acc1"] == summary["student"]["val"]["acc1"]
 
 
-def test_the_last_step_of_each_epoch_is_logged_once(recipe):
+def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "trainer.log_every_n_steps=4"]) == 0
     rows = csv.DictReader((run_folders(recipe)[0] / "metrics.csv").open())
     assert [int(row["step"]) for row in rows if row["train/loss"] and row["train/lr"]] == [
@@ -132,8 +137,13 @@ def test_the_last_step_of_each_epoch_is_logged_once(recipe):
     ids=str,
 )  # fmt: skip
 def test_a_recipes_warmup_is_shortened_with_the_run(
-    items, line, tmp_path, pictures, teacher, capsys
-):
+    items: list[str],
+    line: str,
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Six steps an epoch, three epochs, of which two are warm-up."""
     optim = {"lr": 0.001, "warmup_epochs": 2}
     recipe = write_recipe(
@@ -148,7 +158,9 @@ def test_a_recipes_warmup_is_shortened_with_the_run(
     assert told.startswith(f"optim.warmup_epochs: {line}")
 
 
-def test_a_folder_that_can_not_be_written_is_reported_first(recipe, tmp_path, capsys):
+def test_a_folder_that_can_not_be_written_is_reported_first(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert (
         train_main(

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_hostile_settings_do_nothing(folder, tmp_path):
+def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
     run = folder / "runs" / "tiny" / "000"
     environment = {
         **os.environ,
@@ -51,7 +51,7 @@ def test_hostile_settings_do_nothing(folder, tmp_path):
     assert not list(folder.rglob("HACKED")) and not list(tmp_path.iterdir())
 
 
-def test_commands_do_nothing_for_a_stranger(folder, tmp_path):
+def test_commands_do_nothing_for_a_stranger(folder: Path, tmp_path: Path) -> None:
     """Every command, up to where its long work begins, on hostile settings, runs, students and records.
 
     What it prints moves no cursor and forges no line.
@@ -77,7 +77,7 @@ def test_commands_do_nothing_for_a_stranger(folder, tmp_path):
     assert not result["left"] and not list(folder.rglob("HACKED"))
 
 
-def test_every_setting_that_takes_a_class_says_which():
+def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
     takes = {name for name, key in keys.schema().items() if "AnyClass" in str(key.kind)}
     assert {name for name in takes if not read(keys.declared(name)).part} <= {
@@ -85,7 +85,7 @@ def test_every_setting_that_takes_a_class_says_which():
     }
 
 
-def test_the_list_names_what_there_is():
+def test_the_list_names_what_there_is() -> None:
     from kd.run.trust import Trust, class_named
 
     for one in listed.classes():
@@ -93,13 +93,15 @@ def test_the_list_names_what_there_is():
         assert f"{kind.__module__}.{kind.__qualname__}" in one.paths
 
 
-def test_recipes_and_overlays_name_listed_classes():
+def test_recipes_and_overlays_name_listed_classes() -> None:
     for file in [*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "configs").glob("*.yaml")]:
         if file.parent.name != "tune":
             check_foreign(file, [yaml.safe_load(file.read_text())], [])
 
 
-def test_run_is_replaced_in_all_of_the_trainer(folder, tmp_path, monkeypatch):
+def test_run_is_replaced_in_all_of_the_trainer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = {
         "callbacks": [
             {
@@ -124,7 +126,7 @@ def test_run_is_replaced_in_all_of_the_trainer(folder, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()) and not (folder / "runs" / "tiny" / ".RUN").exists()
 
 
-def test_a_students_file_asks_neither_the_hub_nor_timm(folder, tmp_path):
+def test_a_students_file_asks_neither_the_hub_nor_timm(folder: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save
 
     import kd

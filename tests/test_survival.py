@@ -42,7 +42,7 @@ def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
     return status, log.read_text(), run_of(recipe)
 
 
-def test_a_loss_that_is_no_number_names_step_and_pictures(recipe):
+def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:
     status, log, folder = fails(recipe, disturb("BreakWeights", step=3), "config=audit")
     assert status == 1
     (line,) = [text for text in log.splitlines() if "the loss is" in text]
@@ -56,14 +56,14 @@ def test_a_loss_that_is_no_number_names_step_and_pictures(recipe):
     assert summary_of(folder)["status"] == "failed"
 
 
-def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe):
+def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe: Path) -> None:
     status, log, folder = fails(recipe, disturb("BreakWeights", step=3, gradient=True))
     assert status == 1
     assert "the student's weights are NaN or infinite after step 4" in log
     assert_good(folder, 3)
 
 
-def test_a_loader_worker_killed_by_the_kernel(recipe):
+def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     status, log, folder = fails(
         recipe, disturb("KillWorker"), "data.num_workers=2", "data.batch_size=2"
     )
@@ -87,7 +87,7 @@ class ClosesItsPipe:
         return rebuilt
 
 
-def test_a_worker_whose_pipe_closes_before_it_is_seen_dead():
+def test_a_worker_whose_pipe_closes_before_it_is_seen_dead() -> None:
     batches = iter(
         DataLoader([torch.zeros(3000)] * 8, batch_size=4, num_workers=1, collate_fn=ClosesItsPipe)
     )
@@ -101,7 +101,7 @@ def test_a_worker_whose_pipe_closes_before_it_is_seen_dead():
     )
 
 
-def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe):
+def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:
     status, log, folder = fails(recipe, disturb("Interrupt"))
     assert status == 130
     assert "kd-train: interrupted" in log
@@ -119,7 +119,7 @@ TWO = [
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_takes_the_other_down(recipe, killed):
+def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=killed)], log)
     statuses = [status_of(pid) for pid in pids]
@@ -131,7 +131,7 @@ def test_a_killed_rank_takes_the_other_down(recipe, killed):
     assert [survivors(pid) for pid in pids] == [[], []]
 
 
-def test_a_bad_loss_on_one_rank_stops_both(recipe):
+def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("BreakWeights", step=3, rank=1)], log)
     assert [status_of(pid) for pid in pids] == [1, 1]
@@ -143,7 +143,7 @@ def test_a_bad_loss_on_one_rank_stops_both(recipe):
 
 
 @pytest.mark.slow
-def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe):
+def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> None:
     """The process that started the other is killed: the other ends by itself."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=0)],
@@ -155,7 +155,7 @@ def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe):
     assert "kd-train: rank 1: failed: lost the connection to another process" in err, out + err
 
 
-def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe):
+def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> None:
     items = [
         "checkpoint.asynchronous=true",
         "data.batch_size=4",
@@ -170,7 +170,7 @@ def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe):
     assert_good(run_of(recipe), 6)  # ranks agree at the epoch's last batch here
 
 
-def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe):
+def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
     """``kd-train ... | head -1``, and a signal that warns jobs alone."""
     log = recipe.parent / "log"
     os.mkfifo(log)
@@ -183,7 +183,9 @@ def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe):
     assert (run_of(recipe) / "student.safetensors").is_file()
 
 
-def test_fewer_validation_pictures_than_processes(pictures, teacher, tmp_path):
+def test_fewer_validation_pictures_than_processes(
+    pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
     few = tmp_path / "few"
     shutil.copytree(pictures, few)
     for picture in sorted(few.glob("val/*/*.jpg"))[1:]:
@@ -212,7 +214,7 @@ def test_fewer_validation_pictures_than_processes(pictures, teacher, tmp_path):
     ],
     ids=["half precision throughout", "bounded by time", "bounded by steps"],
 )
-def test_other_bounds_and_precisions(items, recipe):
+def test_other_bounds_and_precisions(items: list[str], recipe: Path) -> None:
     status, log, folder = fails(recipe, *items)
     assert status == 0, log
     summary = summary_of(folder)
@@ -222,7 +224,7 @@ def test_other_bounds_and_precisions(items, recipe):
     )
 
 
-def test_a_full_disk_at_the_first_write_is_one_line(recipe):
+def test_a_full_disk_at_the_first_write_is_one_line(recipe: Path) -> None:
     """As under a quota that is used up: no file may grow beyond 1 KiB. What is said goes through a pipe."""
     log = recipe.parent / "log"
     os.mkfifo(log)

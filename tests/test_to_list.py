@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ FLAGS = "id, x , y ,split\na.jpg,1,0,train\nb/c.jpg,true,1.0,train\nd.jpg,0,1,va
     ("a.json", json.dumps(COCO), []), ("a.ndjson", "\n".join(map(json.dumps, [HEADER, *RECORDS])), []),
     ("a.csv", FLAGS, ["id"]),
 ])  # fmt: skip
-def test_lists_of_other_programs_become_tables(name, content, words, tmp_path):
+def test_lists_of_other_programs_become_tables(
+    name: str, content: str, words: list[str], tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(content)
     script = shipped("recipes").parent / "scripts" / "to_list.py"
     command = [sys.executable, str(script), str(tmp_path / name), str(tmp_path / "out.csv"), *words]

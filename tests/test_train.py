@@ -56,7 +56,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     return run(write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher))
 
 
-def test_a_run_leaves_a_folder_that_explains_itself(recipe, capsys):
+def test_a_run_leaves_a_folder_that_explains_itself(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe)
     assert {p.name for p in folder.iterdir()} == RUN_FILES
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {
@@ -94,7 +96,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(recipe, capsys):
     )
 
 
-def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe):
+def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe: Path) -> None:
     first = run(
         recipe, "data.num_workers=2", "data.augment.mixup=0.8", "data.augment.cutmix=1", "model.ema_decay=0.9",
         "trainer.max_epochs=1",
@@ -106,7 +108,7 @@ def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe):
     assert_same(student_of(first), student_of(again))
 
 
-def test_another_seed_is_another_run(plain, recipe):
+def test_another_seed_is_another_run(plain: Path, recipe: Path) -> None:
     other = losses(run(recipe, "seed=1", "trainer.max_epochs=1"))
     assert other and all(losses(plain)[step] != value for step, value in other.items())
 
@@ -119,7 +121,9 @@ def test_another_seed_is_another_run(plain, recipe):
         ["model.ema_decay=0.9", "trainer.accumulate_grad_batches=2", "data.augment.mixup=1"],
     ],
 )
-def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe, extra):
+def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(
+    recipe: Path, extra: list[str]
+) -> None:
     whole = run(recipe, *extra)
     # the schedule knows the whole length: the first part stops early, it is not a shorter run
     assert train_main([f"recipe={recipe}", *extra, disturb("StopAfterEpoch", epoch=0)]) == 143
@@ -132,7 +136,7 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe, extra):
     assert summaries[0]["student"] == summaries[1]["student"]
 
 
-def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe):
+def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> None:
     """Two batches of an accumulation of four are one batch of twice the size."""
     sgd = [
         "optim.name=sgd",
@@ -146,7 +150,7 @@ def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe):
         torch.testing.assert_close(student_of(short)[name], weight, atol=1e-6, rtol=1e-5)
 
 
-def test_a_short_runs_average_does_not_keep_the_first_weights(recipe):
+def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> None:
     folder = run(recipe, "model.ema_decay=0.9998", "trainer.max_steps=1")
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     own = {k.removeprefix(MODEL): v for k, v in state.items() if k.startswith(MODEL)}
@@ -154,7 +158,9 @@ def test_a_short_runs_average_does_not_keep_the_first_weights(recipe):
     assert_same({k: state[f"student.average.module.{k}"] for k in own}, own)
 
 
-def test_more_epochs_of_a_run_that_its_steps_have_ended(recipe, capsys):
+def test_more_epochs_of_a_run_that_its_steps_have_ended(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The line names the limit that is reached, and its words train on."""
     folder = run(recipe, "trainer.max_steps=2")
     capsys.readouterr()
@@ -171,7 +177,9 @@ def test_more_epochs_of_a_run_that_its_steps_have_ended(recipe, capsys):
     assert summary_of(folder)["epochs"] == 2
 
 
-def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe, capsys):
+def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     latest = folder.parent / "latest"
     assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
@@ -196,7 +204,7 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe, capsys):
     )
 
 
-def test_a_damaged_checkpoint_is_named(recipe, refusal):
+def test_a_damaged_checkpoint_is_named(recipe: Path, refusal) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     last = folder / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
@@ -230,14 +238,16 @@ def test_a_damaged_checkpoint_is_named(recipe, refusal):
     ],
     ids=lambda items: items[0],
 )
-def test_settings_that_people_combine(items, recipe, monkeypatch):
+def test_settings_that_people_combine(
+    items: list[str], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(recipe.parent)
     folder = run(recipe, "trainer.max_epochs=1", *items)
     assert summary_of(folder)["status"] == "done"
     assert (folder / "student.safetensors").exists()
 
 
-def test_resume_refuses_another_teacher(recipe, tmp_path, refusal):
+def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, refusal) -> None:
     from tests._helpers import save_teacher
 
     folder = run(recipe, "trainer.max_epochs=1")
@@ -247,14 +257,16 @@ def test_resume_refuses_another_teacher(recipe, tmp_path, refusal):
     )
 
 
-def test_the_checkpoint_holds_no_teacher(plain):
+def test_the_checkpoint_holds_no_teacher(plain: Path) -> None:
     checkpoint = torch.load(plain / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(key.startswith(MODEL) for key in checkpoint["state_dict"])
     assert set(checkpoint["kd_teacher"]) == {"arch", "weights"}
     assert len(checkpoint["optimizer_states"][0]["state"]) == len(student_of(plain))
 
 
-def test_plain_timm_loads_the_student_and_gives_the_same_numbers(plain, pictures, capsys):
+def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
+    plain: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert eval_main([str(plain)]) == 0
     found = json.loads((plain / "eval_val.json").read_text())
     assert found["pictures"] == 16
@@ -295,7 +307,7 @@ def plain_prediction(model: torch.nn.Module, config: dict, path: Path) -> int:
         return int(model(steps(decode_image(str(path)))[None]).argmax())
 
 
-def test_eval_of_another_folder_and_split(recipe, pictures, tmp_path):
+def test_eval_of_another_folder_and_split(recipe: Path, pictures: Path, tmp_path: Path) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     few = tmp_path / "few" / "bread"
     few.parent.mkdir()
@@ -311,14 +323,14 @@ def test_eval_of_another_folder_and_split(recipe, pictures, tmp_path):
     assert json.loads((folder / "eval_train.json").read_text())["pictures"] == 48
 
 
-def test_a_student_without_a_teacher(recipe):
+def test_a_student_without_a_teacher(recipe: Path) -> None:
     folder = run(recipe, *WITHOUT_TEACHER, "trainer.max_epochs=1")
     summary = summary_of(folder)
     assert summary["teacher"] is None
     assert set(summary["student"]["val"]) == {"acc1", "acc5"}
 
 
-def test_a_failed_run_says_why(recipe, capsys):
+def test_a_failed_run_says_why(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fail = callback("tests._stop.FailAtStep", step=3)
     assert train_main([f"recipe={recipe}", fail]) == 1
     folder = run_folders(recipe)[-1]
@@ -329,7 +341,9 @@ def test_a_failed_run_says_why(recipe, capsys):
     assert str(folder / "error.txt") in capsys.readouterr().err
 
 
-def test_a_signal_leaves_a_checkpoint_to_go_on_from(plain, recipe, capsys):
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(
+    plain: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the middle of an epoch. Signals from outside: tests/test_signals.py."""
     assert train_main([f"recipe={recipe}", disturb("Terminate", step=8)]) == 143
     (folder,) = run_folders(recipe)
@@ -353,7 +367,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pa
     return run_folders(recipe)[-1]
 
 
-def test_two_processes_and_a_sharded_optimizer(recipe, on_two):
+def test_two_processes_and_a_sharded_optimizer(recipe: Path, on_two: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
     items = [f"recipe={recipe}", *TWO]
     watch = callback("tests._sockets.Listening")
@@ -373,7 +387,7 @@ def test_two_processes_and_a_sharded_optimizer(recipe, on_two):
     assert summary_of(sharded)["epochs"] == 2
 
 
-def test_two_processes_see_what_one_sees(recipe, on_two):
+def test_two_processes_see_what_one_sees(recipe: Path, on_two: Path) -> None:
     """The same global batches: after one epoch, one process and two agree up to the order of summation."""
     single = run(recipe, "trainer.max_epochs=1", "trainer.precision=32-true")
     for key, value in student_of(single).items():
@@ -388,7 +402,7 @@ def test_two_processes_see_what_one_sees(recipe, on_two):
         assert faithful[0][key] == pytest.approx(faithful[1][key], abs=1e-3)
 
 
-def test_a_hint_on_the_class_token(tmp_path, pictures, teacher):
+def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path) -> None:
     hint = {"class_path": "kd.losses.HintLoss"}
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, teacher,
@@ -404,7 +418,7 @@ def test_a_hint_on_the_class_token(tmp_path, pictures, teacher):
     assert "train/hint_loss" in (folder / "metrics.csv").read_text().splitlines()[0]
 
 
-def test_the_student_starts_from_the_teachers_layers(recipe, teacher):
+def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path) -> None:
     folder = run(
         recipe,
         "model.student.inherit=true",
@@ -416,7 +430,7 @@ def test_the_student_starts_from_the_teachers_layers(recipe, teacher):
     assert summary["student"]["val"]["agreement"] == 1.0
 
 
-def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe):
+def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: Path) -> None:
     """Which resumes on one: test_resume_on_another_number_of_ranks."""
     log = recipe.parent / "log.txt"
     items = ["config=ddp_2cpu", "data.batch_size=2", disturb("Terminate", step=2, rank=0)]
@@ -430,7 +444,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe):
 
 
 @pytest.mark.slow  # ranks with a launcher's environment: test_zero_resumes_to_the_end; torchrun: test_signals.py
-def test_under_torchrun(recipe):
+def test_under_torchrun(recipe: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli", f"recipe={recipe}",
          "config=ddp_2cpu", "config=zero", "data.batch_size=4", "trainer.max_epochs=1"],
@@ -442,7 +456,7 @@ def test_under_torchrun(recipe):
     assert (summary["status"], summary["world_size"]) == ("done", 2)
 
 
-def test_equal_runs_are_equal_files_and_an_audit_is_no_torn_record(recipe):
+def test_equal_runs_are_equal_files_and_an_audit_is_no_torn_record(recipe: Path) -> None:
     runs = [run(recipe, "config=audit", "trainer.max_epochs=1") for _ in range(2)]
     for name in ("student.safetensors", "student/model.safetensors", "student/config.json"):
         assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes()

@@ -12,6 +12,7 @@ from kd.report.records import RunRecords, read_run
 from kd.report.rules import sentence
 from scripts.bench import foreign
 from scripts.bench.truth import callback, foreign_plants, own_limit, plants, train
+from tests._clock import HandClock
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 
 LONG = [
@@ -27,7 +28,9 @@ def trained(recipe: Path, *items: str) -> RunRecords:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_planted_bottleneck_is_named(recipe, pictures, name, hand_clock):
+def test_a_planted_bottleneck_is_named(
+    recipe: Path, pictures: Path, name: str, hand_clock: HandClock
+) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
     found = own_limit(trained(recipe, *plant.items))
     assert found.bound in plant.bound, found
@@ -37,7 +40,9 @@ def test_a_planted_bottleneck_is_named(recipe, pictures, name, hand_clock):
 @pytest.mark.parametrize(
     "name", ["sleeping loader", "slow optimizer", "slow callback", "slow checkpoints"]
 )
-def test_a_bottleneck_planted_into_a_training_that_is_not_kds_is_named(tmp_path, name, hand_clock):
+def test_a_bottleneck_planted_into_a_training_that_is_not_kds_is_named(
+    tmp_path: Path, name: str, hand_clock: HandClock
+) -> None:
     plant = next(p for p in foreign_plants() if p.name == name)
     named = own_limit(read_run(foreign.train(tmp_path, plant.items)))
     assert named.bound in plant.bound, named
@@ -46,7 +51,9 @@ def test_a_bottleneck_planted_into_a_training_that_is_not_kds_is_named(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["slow callback", "huge teacher"])
-def test_the_advice_gives_what_it_promises(recipe, pictures, name, hand_clock):
+def test_the_advice_gives_what_it_promises(
+    recipe: Path, pictures: Path, name: str, hand_clock: HandClock
+) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
     before = trained(
         recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.items
@@ -63,7 +70,7 @@ def test_the_advice_gives_what_it_promises(recipe, pictures, name, hand_clock):
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_busy_loaders_beside_two_ranks_are_named(recipe, pictures):
+def test_busy_loaders_beside_two_ranks_are_named(recipe: Path, pictures: Path) -> None:
     plant = next(p for p in plants(pictures) if p.name.startswith("2 ranks x 8 busy workers"))
     found = own_limit(train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores))
     assert found.bound in plant.bound, found
@@ -76,7 +83,7 @@ def test_busy_loaders_beside_two_ranks_are_named(recipe, pictures):
 @pytest.mark.parametrize(
     "name", ["a neighbour on the only core", "neighbours beside a busy loader"]
 )
-def test_neighbours_that_take_the_cores_are_named(recipe, pictures, name):
+def test_neighbours_that_take_the_cores_are_named(recipe: Path, pictures: Path, name: str) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
     found = plant.limit(
         train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores, plant.neighbours)
@@ -87,14 +94,14 @@ def test_neighbours_that_take_the_cores_are_named(recipe, pictures, name):
 
 
 @pytest.mark.slow
-def test_a_leak_is_found(recipe):
+def test_a_leak_is_found(recipe: Path) -> None:
     leak, slow = callback("Leak", megabytes=12), callback("Slow", part="callback", seconds=0.04)
     run = trained(recipe, leak, slow, "trainer.max_epochs=6", "monitor.interval_s=0.05")
     assert "MemoryLeak" in {f["rule"] for f in run.summary["findings"]}
 
 
 @pytest.mark.slow
-def test_a_healthy_run_gets_no_alarm(tmp_path):
+def test_a_healthy_run_gets_no_alarm(tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", train=24, val=8)
     model = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
     alone = write_recipe(tmp_path / "teacher.yaml", pictures, None, model__student=model)

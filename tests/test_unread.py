@@ -43,7 +43,7 @@ def readers(name: str) -> list[str]:
     ]
 
 
-def test_every_setting_says_where_it_is_read():
+def test_every_setting_says_where_it_is_read() -> None:
     own = [name for one in CLASSES for name in one.arguments]
     whole = [name for name in keys.schema() if not name.startswith("trainer.")]
     places = {name: readers(name.rpartition(".")[2]) for name in [*whole, *own]}
@@ -55,7 +55,7 @@ def test_every_setting_says_where_it_is_read():
     assert not trainer - set(reads(Path(inspect.getfile(pytorch_lightning.Trainer))))
 
 
-def test_what_decides_is_a_setting():
+def test_what_decides_is_a_setting() -> None:
     known = set(keys.schema()) | {"model.teachers.a.cache"}
     for idle in words()["idle"]:
         pattern, switches = idle["settings"], idle["of"]
@@ -105,7 +105,9 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("items", "message"), IDLE, ids=[items[-1] for items, _ in IDLE])
-def test_a_setting_that_nothing_reads_is_refused(items, message, recipe):
+def test_a_setting_that_nothing_reads_is_refused(
+    items: list[str], message: str, recipe: Path
+) -> None:
     with pytest.raises(UserError) as refused:
         check([f"recipe={recipe}", *items])
     assert message in str(refused.value)
@@ -128,11 +130,11 @@ def test_a_setting_that_nothing_reads_is_refused(items, message, recipe):
     ],
     ids=lambda items: items[-1],
 )
-def test_a_setting_that_is_read_passes(items, recipe):
+def test_a_setting_that_is_read_passes(items: list[str], recipe: Path) -> None:
     check([f"recipe={recipe}", *items])
 
 
-def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe):
+def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> None:
     config = yaml.safe_load(recipe.read_text())
     config["model"]["task"] = {
         "class_path": "kd.tasks.Classification",
@@ -152,7 +154,7 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe):
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))])
 @pytest.mark.parametrize("overlay", [[], ["config=debug"]])
-def test_our_recipes_have_no_idle_setting(name, overlay):
+def test_our_recipes_have_no_idle_setting(name: str, overlay: list[str]) -> None:
     check([f"recipe={name}", *overlay])
 
 
@@ -184,8 +186,14 @@ def relations(name: str) -> dict[str, object]:
     ids=lambda x: str(x)[-40:],
 )  # fmt: skip
 def test_what_a_run_finds_out_is_told_before_the_first_step(
-    changes, items, message, tmp_path, pictures, teacher, capsys
-):
+    changes: dict[str, object],
+    items: list[str],
+    message: str,
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, **changes)
     same = tmp_path / "same"
     same.mkdir()

@@ -49,7 +49,7 @@ from kd.tasks import Features, MultiLabel, Regression, Segmentation
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import Ensemble, FrozenTeacher
-from kd.teachers.answer_codec import Half, TopK
+from kd.teachers.answer_codec import Codec, Half, TopK
 from tests._as_if_on_gpu import train_as_if_on_gpu
 from tests._fake_gpu import CUDA, Waits, backward, gpu
 from tests._forks import run_ranks
@@ -212,11 +212,13 @@ def with_loss(name: str) -> tuple[kd.DistillationModule, str]:
 @pytest.mark.parametrize(
     "name", [n if n in SAMPLE else pytest.param(n, marks=LATER) for n in LOSSES]
 )
-def test_no_loss_makes_the_host_wait(name):
+def test_no_loss_makes_the_host_wait(name: str) -> None:
     assert waits_of_third_step(*with_loss(name)) == set()
 
 
-def test_a_value_that_is_read_is_found_whichever_pass_reads_it(monkeypatch):
+def test_a_value_that_is_read_is_found_whichever_pass_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else all the others would prove nothing."""
 
     class Reads(torch.autograd.Function):
@@ -259,12 +261,12 @@ KINDS: dict[str, tuple[Callable[[], kd.DistillationModule], str, int]] = {
 
 @LATER
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_training_makes_the_host_wait(kind):
+def test_no_kind_of_training_makes_the_host_wait(kind: str) -> None:
     make, target, side = KINDS[kind]
     assert waits_of_third_step(make(), target, side) == set()
 
 
-def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch():
+def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch() -> None:
     finite = Finite()
     with gpu() as waits:
         for number in range(3):
@@ -284,7 +286,9 @@ def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch():
         finite.on_train_epoch_end(trainer_at(3), None)
 
 
-def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before():
+def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before() -> (
+    None
+):
     for before, pictures in ((2.5, True), (40.0, False)):
         finite = Finite("optim.lr=0.5 (the recipe's: 0.001)")
         for number, loss in enumerate((2.0, before, torch.nan)):
@@ -308,7 +312,7 @@ def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_n
     [Half((CLASSES,), relative=True), TopK((CLASSES,), 4, (2.0,)), Half((8, 4, 4))],
     ids=["dense", "topk", "features"],
 )
-def test_cached_answers_are_decoded_without_a_wait(codec):
+def test_cached_answers_are_decoded_without_a_wait(codec: Codec) -> None:
     with gpu() as waits:
         for _ in range(2):
             waits.found.clear()
@@ -334,7 +338,7 @@ def views_on_the_device(mixed: bool) -> Waits:
     return waits
 
 
-def test_a_batch_is_copied_and_answered_without_a_wait():
+def test_a_batch_is_copied_and_answered_without_a_wait() -> None:
     """Batches from the host, views made on the device, the teacher's answer."""
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()
@@ -383,7 +387,7 @@ STILL_WAIT = {
 
 
 @pytest.mark.parametrize("mixed", [pytest.param(False, marks=LATER), True])
-def test_views_made_on_the_device_wait_nowhere(mixed):
+def test_views_made_on_the_device_wait_nowhere(mixed: bool) -> None:
     assert lines(views_on_the_device(mixed)) == set()
 
 
@@ -401,7 +405,7 @@ VALIDATED: dict[str, tuple[Callable[[], kd.DistillationModule], str]] = {
 @pytest.mark.parametrize(
     "kind", [k if k == "masks" else pytest.param(k, marks=LATER) for k in VALIDATED]
 )
-def test_a_batch_of_validation_waits_nowhere(kind, padding):
+def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
     make, target = VALIDATED[kind]
     module = make().eval()
     module.teacher.identity()
@@ -424,7 +428,7 @@ def test_a_batch_of_validation_waits_nowhere(kind, padding):
     assert lines(waits) == set()
 
 
-def test_the_preflight_and_the_progress_bar_wait_for_no_batch():
+def test_the_preflight_and_the_progress_bar_wait_for_no_batch() -> None:
     """Their copies are read when they have come: at the end, and when the bar is drawn next."""
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()
@@ -454,7 +458,7 @@ def test_the_preflight_and_the_progress_bar_wait_for_no_batch():
     assert lines(waits) == set()
 
 
-def test_metrics_of_masks_are_torchmetrics_own():
+def test_metrics_of_masks_are_torchmetrics_own() -> None:
     """They are counted without its boolean masks, which a GPU is waited for."""
     torch.manual_seed(0)
     logits, target = torch.randn(3, CLASSES, 8, 8), torch.randint(-1, CLASSES + 1, (3, 8, 8))
@@ -471,7 +475,7 @@ def test_metrics_of_masks_are_torchmetrics_own():
     assert found["agreement"] == (prediction == decided)[valid].float().mean()
 
 
-def test_a_reading_of_the_health_waits_for_one_copy():
+def test_a_reading_of_the_health_waits_for_one_copy() -> None:
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()
     with gpu() as waits:
@@ -522,7 +526,7 @@ def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[t
     return [{tuple(wait) for wait in of_rank["waits"]} for of_rank in of_ranks]
 
 
-def test_no_batch_of_a_trainer_with_two_ranks_waits(recipe):
+def test_no_batch_of_a_trainer_with_two_ranks_waits(recipe: Path) -> None:
     """All callbacks of a run, training and validation."""
     for waits in waits_of_two_ranks(recipe):
         assert {line for _, line, _ in waits} == set(STILL_WAIT["two ranks"])
@@ -546,7 +550,7 @@ def plant_reads() -> None:
     FidelityRecord.on_validation_batch_end = counts_a_class  # type: ignore[method-assign]
 
 
-def test_a_wait_in_a_callback_of_a_trainer_with_two_ranks_is_found(recipe):
+def test_a_wait_in_a_callback_of_a_trainer_with_two_ranks_is_found(recipe: Path) -> None:
     """Else the run without any would prove nothing."""
     for waits in waits_of_two_ranks(recipe, plant_reads):
         in_callbacks = {wait for wait in waits if wait[1] not in STILL_WAIT["two ranks"]}

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,9 @@ class Forget(Callback):
 
 
 @pytest.mark.parametrize(("monitor", "mode"), [("val/acc1", "max"), ("val/loss", "min")])
-def test_of_equal_validations_the_one_nearer_to_the_teacher_is_kept(monitor, mode):
+def test_of_equal_validations_the_one_nearer_to_the_teacher_is_kept(
+    monitor: str, mode: str
+) -> None:
     """Ties are common: one of 296 pictures is 0.34 points."""
     best = Best(monitor, mode)
     metric, better, worse = monitor[4:], *((0.9, 0.7) if mode == "max" else (0.7, 0.9))
@@ -65,13 +68,13 @@ def keeps(best: Best, values: dict[str, float], pictures: int) -> bool:
     return found
 
 
-def test_an_accuracy_that_is_no_share_has_no_standard_error():
+def test_an_accuracy_that_is_no_share_has_no_standard_error() -> None:
     """A user's own task may report it in per cent."""
     best = Best("val/acc1", "max")
     assert [keeps(best, {"acc1": acc1}, 100) for acc1 in (80.0, 81.0, 80.5)] == [True, True, False]
 
 
-def test_accuracies_that_a_validation_cannot_tell_apart_are_equal():
+def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
     """`grocery_vit`, ten epochs: the fifth had one picture of 296 more than the tenth, and a KL a sixth higher."""
     best = Best("val/acc1", "max")
     epochs = [
@@ -113,7 +116,7 @@ def test_accuracies_that_a_validation_cannot_tell_apart_are_equal():
     ], "no such error"
 
 
-def test_of_equal_accuracies_the_least_divergence_decides():
+def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     """`grocery_vit`, thirty epochs, seed 1: the twelfth agreed on three pictures of 296 more than the thirtieth."""
     best = Best("val/acc1", "max")
     epochs = [
@@ -141,7 +144,9 @@ def test_of_equal_accuracies_the_least_divergence_decides():
     )
 
 
-def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(recipe, teacher):
+def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
+    recipe: Path, teacher: Path
+) -> None:
     """The student begins as its teacher and learns nothing: all pictures agree until it is damaged."""
     config = yaml.safe_load(recipe.read_text())
     config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
@@ -172,7 +177,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(recipe, 
     assert all(torch.equal(value, whole[key]) for key, value in exported.items())
 
 
-def test_a_start_is_kept_until_an_epoch_is_as_good():
+def test_a_start_is_kept_until_an_epoch_is_as_good() -> None:
     """296 pictures: an error of 2.2 points; what is no further below the start was trained, and wins."""
     best = Best("val/acc1", "max")
     start = {"acc1": 0.818, "kl": 0.2}
@@ -191,7 +196,9 @@ def test_a_start_is_kept_until_an_epoch_is_as_good():
     assert not unknown._note_start({"acc1": math.nan})
 
 
-def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(tmp_path, capsys):
+def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = recipe_of_a_good_teacher(tmp_path)
     items = [
         "model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=2",
@@ -237,7 +244,7 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(tmp_
     assert "the start  " not in capsys.readouterr().err
 
 
-def test_a_start_that_training_keeps_is_no_finding(tmp_path):
+def test_a_start_that_training_keeps_is_no_finding(tmp_path: Path) -> None:
     recipe = recipe_of_a_good_teacher(tmp_path)
     items = ["model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items, "optim.lr=1e-9"]) == 0
@@ -252,7 +259,7 @@ def test_a_start_that_training_keeps_is_no_finding(tmp_path):
         assert "WorseThanStart" not in {finding["rule"] for finding in summary["findings"]}
 
 
-def test_without_a_validation_the_last_weights_are_exported(tmp_path):
+def test_without_a_validation_the_last_weights_are_exported(tmp_path: Path) -> None:
     """The start was measured, no epoch was: nothing says that the start is better."""
     recipe = recipe_of_a_good_teacher(tmp_path)
     items = ["model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=1"]

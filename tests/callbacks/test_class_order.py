@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe_of_a_good_teacher(tmp_path_factory.mktemp("order"), [3, 2, 0, 1])
 
 
-def test_another_order_of_classes_is_found_named_and_written(shuffled, capsys, monkeypatch):
+def test_another_order_of_classes_is_found_named_and_written(
+    shuffled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = run_folders(shuffled)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -69,13 +72,13 @@ def test_another_order_of_classes_is_found_named_and_written(shuffled, capsys, m
     )  # it inherited what the preflight has put into bfloat16
 
 
-def test_a_teacher_that_knows_nothing_gets_no_such_advice(recipe, refusal):
+def test_a_teacher_that_knows_nothing_gets_no_such_advice(recipe: Path, refusal) -> None:
     assert "by luck (wrong class order, size or weights?)" in refusal(
         "train", [f"recipe={recipe}", "preflight=stop"]
     )
 
 
-def test_a_permuted_teacher_is_found_and_a_poor_one_is_not_taken_for_one():
+def test_a_permuted_teacher_is_found_and_a_poor_one_is_not_taken_for_one() -> None:
     order = torch.tensor([2, 0, 3, 1])
     counts = Confusions(4)
     target = torch.arange(4).repeat_interleave(10)
@@ -111,7 +114,7 @@ NAMES = [f"class{i}" for i in sorted(map(str, range(81)))]
 
 @pytest.mark.parametrize("key", [lambda name: int(name[5:]), lambda name: name[::-1]])
 @pytest.mark.parametrize("accuracy", [0.5, 0.8])
-def test_names_that_another_tool_has_sorted(key, accuracy):
+def test_names_that_another_tool_has_sorted(key: Any, accuracy: float) -> None:
     """Numbers sorted as numbers, or by their last digit."""
     order = sorted(range(len(NAMES)), key=lambda i: key(NAMES[i]))
     found = better_order(confusions(NAMES, order, accuracy, 10 * len(NAMES)))
@@ -121,7 +124,7 @@ def test_names_that_another_tool_has_sorted(key, accuracy):
 
 
 @pytest.mark.parametrize("swapped", [2, 5, 20])
-def test_some_classes_in_another_order(swapped):
+def test_some_classes_in_another_order(swapped: int) -> None:
     order = list(range(81))
     order[3 : 3 + swapped] = [*order[4 : 3 + swapped], order[3]]
     found = better_order(confusions(NAMES, order, 0.8, 81 * 20))
@@ -130,19 +133,19 @@ def test_some_classes_in_another_order(swapped):
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.1, 0.5, 0.8, 1.0])
-def test_a_teacher_in_the_datas_order_is_left_in_peace(accuracy):
+def test_a_teacher_in_the_datas_order_is_left_in_peace(accuracy: float) -> None:
     for seed in range(20):
         assert better_order(confusions(NAMES, list(range(81)), accuracy, 81 * 8, seed)) is None
 
 
-def test_a_teacher_that_always_says_the_same_is_none_in_another_order():
+def test_a_teacher_that_always_says_the_same_is_none_in_another_order() -> None:
     target = torch.tensor([0] * 10 + [1] * 80 + [2] * 10)
     counts = Confusions(3)
     counts.update(torch.zeros_like(target), target, torch.arange(100))
     assert better_order(counts.compute()) is None
 
 
-def test_the_search_is_fast_with_as_many_classes_as_it_takes():
+def test_the_search_is_fast_with_as_many_classes_as_it_takes() -> None:
     counts = confusions(
         [f"{i:04}" for i in range(MOST_CLASSES)], list(range(MOST_CLASSES)), 0.7, 50_000
     )
@@ -162,8 +165,8 @@ def sorted_otherwise(shuffled: Path) -> Path:
 
 
 def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
-    shuffled, sorted_otherwise, capsys
-):
+    shuffled: Path, sorted_otherwise: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [
         f"recipe={shuffled}",
         f"model.teacher.checkpoint={sorted_otherwise}",
@@ -187,7 +190,7 @@ def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
     assert "another order" not in mended
 
 
-def test_pictures_without_a_label_count_for_no_class():
+def test_pictures_without_a_label_count_for_no_class() -> None:
     """A source of the user's own may have some among the validation pictures (target -1)."""
     target = torch.tensor([-1, 1, -1, 0])
     counts = Confusions(2)

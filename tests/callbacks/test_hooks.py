@@ -29,7 +29,7 @@ from kd.monitor.watched import Watched
 from tests._helpers import error_in_a_thread
 
 
-def test_what_is_open_is_closed_when_training_ends_well_or_not():
+def test_what_is_open_is_closed_when_training_ends_well_or_not() -> None:
     class Open(Closing):
         closed = 0
 
@@ -42,7 +42,9 @@ def test_what_is_open_is_closed_when_training_ends_well_or_not():
     assert held.closed == 2
 
 
-def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(monkeypatch):
+def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logged: list[object] = []
     monkeypatch.setattr(learning_rate, "log_last_step", logged.append)
     for step, last, stops in ((3, False, False), (4, True, False), (5, True, True)):
@@ -53,7 +55,9 @@ def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(
         assert (trainer.should_stop, logged[-1:] == [trainer]) == (stops, last and not stops)
 
 
-def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monkeypatch):
+def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert (_span([3]), _span([4, 5, 6]), _span([0, 2])) == ("3", "4-6", "0, 2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address().endswith(" (127.0.0.1)")
@@ -61,11 +65,11 @@ def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monk
     assert "(" not in own_address()
 
 
-def test_a_validation_step_may_give_nothing():
+def test_a_validation_step_may_give_nothing() -> None:
     assert validation_logits(None) is None and output_of({"loss": 1}) == {"loss": 1}  # type: ignore[arg-type, comparison-overlap]
 
 
-def test_signals_are_left_alone_outside_the_main_thread():
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
     """``kd.train`` may run in any thread."""
     preemption = Preemption(LastCheckpoint())
     assert error_in_a_thread(lambda: preemption.on_train_start(None, None)) is None  # type: ignore[arg-type]
@@ -73,7 +77,7 @@ def test_signals_are_left_alone_outside_the_main_thread():
     preemption.close(None)  # type: ignore[arg-type]
 
 
-def test_a_run_that_ends_before_its_first_step_closes_its_clock():
+def test_a_run_that_ends_before_its_first_step_closes_its_clock() -> None:
     phases, clock = Phases(Watched(Path())), Clock()
     phases.clock = clock
     phases.profiler = PhaseProfiler(clock, PassThroughProfiler(), lambda: None)
@@ -91,11 +95,11 @@ def trainer_of(accumulate: int = 1, world: int = 1, last: bool = False) -> Simpl
 @pytest.mark.parametrize(("accumulate", "last", "expected"), [
     (1, False, [True] * 4), (2, False, [False, True, False, True]), (4, True, [True] * 4),
 ])  # fmt: skip
-def test_a_step_ends_with_its_last_batch(accumulate, last, expected):
+def test_a_step_ends_with_its_last_batch(accumulate: int, last: bool, expected: list[bool]) -> None:
     assert [after_step(trainer_of(accumulate, last=last), i) for i in range(4)] == expected  # type: ignore[arg-type]
 
 
-def test_several_ranks_meet_only_every_few_batches():
+def test_several_ranks_meet_only_every_few_batches() -> None:
     assert [i for i in range(30) if ranks_meet(trainer_of(world=2), i)] == [
         SYNC_EVERY - 1,
         2 * SYNC_EVERY - 1,
@@ -107,7 +111,9 @@ def test_several_ranks_meet_only_every_few_batches():
 
 
 @pytest.mark.parametrize("worst", [None, 1.0, torch.nan])
-def test_a_process_whose_shards_are_empty_has_no_bad_weights(monkeypatch, worst):
+def test_a_process_whose_shards_are_empty_has_no_bad_weights(
+    monkeypatch: pytest.MonkeyPatch, worst: float | None
+) -> None:
     """A frozen backbone and a classifier of fewer classes than processes: the last ones' shards have no rows."""
     module = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0, 4))])
     if worst is not None:
@@ -121,7 +127,9 @@ def test_a_process_whose_shards_are_empty_has_no_bad_weights(monkeypatch, worst)
         Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
 
 
-def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches_are_accumulated():
+def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches_are_accumulated() -> (
+    None
+):
     """Ten batches an epoch, four to a step: the third step of an epoch has two. Lightning divides each loss by four."""
     finite = Finite()
     losses = [2.0] * 18 + [8.0, math.nan]
@@ -148,7 +156,7 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches
     assert text.endswith("the loss was 8 in the batch before, 2 at the start")
 
 
-def test_a_resumed_run_keeps_rows_of_metrics_whose_names_have_commas(tmp_path):
+def test_a_resumed_run_keeps_rows_of_metrics_whose_names_have_commas(tmp_path: Path) -> None:
     """Numbers of a regression bear the names of a table's columns."""
     name = "val/mae_height, cm"
     logger = MetricsCSV(tmp_path)
@@ -162,7 +170,9 @@ def test_a_resumed_run_keeps_rows_of_metrics_whose_names_have_commas(tmp_path):
     assert rows == [("0", "1.0"), ("1", "2.0"), ("2", "5.0")]
 
 
-def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batches(monkeypatch):
+def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Four epochs of 100 batches of 8 pictures; resumed after two of them, and half of the third, with batches of 16."""
     data = SimpleNamespace(
         resumed_at=(2, 400), batch_size=16, batches_before=lambda samples: samples // 16
@@ -193,8 +203,8 @@ def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batch
 
 
 def test_the_fidelity_of_a_start_is_removed_where_a_rule_stops_the_run_before_a_validation(
-    tmp_path, monkeypatch
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The weights that are exported then were not compared."""
     file = tmp_path / "fidelity.json"
     file.touch()

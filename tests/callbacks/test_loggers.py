@@ -27,7 +27,7 @@ from tests._forks import start, status_of
 from tests._runs import disturb, run_of
 
 
-def test_a_short_name_will_do(recipe, tmp_path):
+def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
     items = [
         "trainer.logger=CSVLogger",
         f"trainer.logger.save_dir={tmp_path / 'logs'}",
@@ -37,7 +37,7 @@ def test_a_short_name_will_do(recipe, tmp_path):
     assert list((tmp_path / "logs").rglob("metrics.csv"))
 
 
-def test_loggers_write_below_the_run_with_all_settings(recipe):
+def test_loggers_write_below_the_run_with_all_settings(recipe: Path) -> None:
     """Where nothing else is said; several at once; the saved configuration repeats it."""
     assert train_main([f"recipe={recipe}", "trainer.logger=CSVLogger", "optim.lr=0.002"]) == 0
     run = recipe.parent / "runs" / "tiny"
@@ -51,7 +51,7 @@ def test_loggers_write_below_the_run_with_all_settings(recipe):
     assert rates == pytest.approx([0.002 * warmup_cosine(step, 0, 12, 0.01) for step in range(12)])
 
 
-def test_arguments_left_at_their_defaults_follow_the_run():
+def test_arguments_left_at_their_defaults_follow_the_run() -> None:
     """Also those of loggers whose packages are not installed here."""
     run, loggers = Path("/runs/food/007"), "pytorch_lightning.loggers."
     board = {"class_path": loggers + "TensorBoardLogger", "init_args": {"save_dir": "RUN"}}
@@ -78,7 +78,9 @@ def test_arguments_left_at_their_defaults_follow_the_run():
     assert "artifact_location" not in placed(mlflow, run)["init_args"]
 
 
-def test_lightnings_own_words_write_below_the_run_too(recipe, tmp_path, monkeypatch):
+def test_lightnings_own_words_write_below_the_run_too(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -90,7 +92,7 @@ def test_lightnings_own_words_write_below_the_run_too(recipe, tmp_path, monkeypa
     assert not list(folder.parent.glob(".RUN"))
 
 
-def test_two_loggers_at_once(recipe):
+def test_two_loggers_at_once(recipe: Path) -> None:
     short = {"class_path": "CSVLogger", "init_args": {"name": "again"}}
     items = [f"trainer.logger=[CSVLogger,{json.dumps(short)}]", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
@@ -99,7 +101,7 @@ def test_two_loggers_at_once(recipe):
     assert list((run / "again").rglob("metrics.csv"))
 
 
-def test_mlflow_keeps_all_runs_in_one_database(recipe):
+def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
     """By the package itself, in the version that is installed."""
     mlflow = pytest.importorskip("mlflow")
     for rate in (0.001, 0.002):
@@ -112,7 +114,7 @@ def test_mlflow_keeps_all_runs_in_one_database(recipe):
     assert all(run.data.metrics["train/loss"] > 0 and run.info.status == "FINISHED" for run in runs)
 
 
-def test_a_missing_package_is_named(recipe, refusal):
+def test_a_missing_package_is_named(recipe: Path, refusal) -> None:
     missing = next(
         name
         for name, (packages, extra) in needs.PACKAGES.items()
@@ -124,7 +126,7 @@ def test_a_missing_package_is_named(recipe, refusal):
     assert not (recipe.parent / "runs").exists()
 
 
-def test_tensorboard_gets_metrics_and_settings(recipe):
+def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     """As TensorBoard itself reads them."""
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     items = ["trainer.logger=TensorBoardLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
@@ -155,7 +157,7 @@ def kill_and_resume(recipe: Path, loggers: str) -> Path:
     return run
 
 
-def test_a_killed_and_resumed_run_logs_each_step_once(recipe):
+def test_a_killed_and_resumed_run_logs_each_step_once(recipe: Path) -> None:
     """As ``metrics.csv``: 12 steps, killed at the tenth, resumed at the last checkpoint, of step 6."""
     board = find_spec("tensorboard") is not None
     run = kill_and_resume(recipe, "[CSVLogger,TensorBoardLogger]" if board else "[CSVLogger]")
@@ -168,7 +170,7 @@ def test_a_killed_and_resumed_run_logs_each_step_once(recipe):
         assert [event.step for event in events.Scalars("train/loss")] == list(range(12))
 
 
-def test_mlflow_continues_the_run_of_a_killed_training(recipe):
+def test_mlflow_continues_the_run_of_a_killed_training(recipe: Path) -> None:
     """One run, with each metric of each step, a parameter that the resumed training changes at its first value."""
     mlflow = pytest.importorskip("mlflow")
     run = kill_and_resume(recipe, "MLFlowLogger")
@@ -182,7 +184,7 @@ def test_mlflow_continues_the_run_of_a_killed_training(recipe):
         assert sorted({point.step for point in history}) == steps, metric
 
 
-def test_a_run_that_mlflow_does_not_have_is_named(recipe, refusal):
+def test_a_run_that_mlflow_does_not_have_is_named(recipe: Path, refusal) -> None:
     pytest.importorskip("mlflow")
     items = [f"recipe={recipe}", "trainer.logger=MLFlowLogger"]
     assert train_main([*items, "trainer.max_epochs=1"]) == 0
@@ -193,7 +195,9 @@ def test_a_run_that_mlflow_does_not_have_is_named(recipe, refusal):
     assert "loggers.json" in error
 
 
-def test_wandb_continues_the_run_of_a_killed_training(recipe, monkeypatch):
+def test_wandb_continues_the_run_of_a_killed_training(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two files of one id, which ``wandb sync --append`` joins."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -207,14 +211,14 @@ def test_wandb_continues_the_run_of_a_killed_training(recipe, monkeypatch):
 @pytest.mark.parametrize(
     "run_id", ["../../else", "a/b", "", 7, None, ["id"], "x" * 65], ids=lambda value: str(value)[:9]
 )
-def test_an_id_of_a_runs_folder_is_a_plain_word(tmp_path, run_id):
+def test_an_id_of_a_runs_folder_is_a_plain_word(tmp_path: Path, run_id: object) -> None:
     """The file may be a stranger's; W&B makes a folder of this name."""
     (tmp_path / "loggers.json").write_text(json.dumps({"WandbLogger": run_id}))
     (spec,) = with_run_ids([{"class_path": "pytorch_lightning.loggers.WandbLogger"}], tmp_path)
     assert spec["init_args"] == {}
 
 
-def test_each_logger_continues_its_own_run(tmp_path):
+def test_each_logger_continues_its_own_run(tmp_path: Path) -> None:
     """Two of one class, one whose settings name a run, one that has no runs."""
     (tmp_path / "loggers.json").write_text(
         '{"WandbLogger": "first", "WandbLogger-2": "second", "CSVLogger": "x", "CometLogger": "c"}'
@@ -233,7 +237,9 @@ def steps_of(file: Path) -> list[int]:
     return [int(row["step"]) for row in rows if row["train/loss"]]
 
 
-def test_wandb_offline_gets_metrics_settings_and_a_name(recipe, monkeypatch):
+def test_wandb_offline_gets_metrics_settings_and_a_name(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As its own file holds them; ``wandb sync`` sends that later."""
     wandb = pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
@@ -276,7 +282,9 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def test_a_run_that_fsdp_resumes_keeps_its_loggers_files(tmp_path, monkeypatch):
+def test_a_run_that_fsdp_resumes_keeps_its_loggers_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its strategy reads the checkpoint after ``on_fit_start``: made there, a logger would begin anew."""
     file = tmp_path / "csv" / "metrics.csv"
     file.parent.mkdir()
@@ -297,7 +305,7 @@ def test_a_run_that_fsdp_resumes_keeps_its_loggers_files(tmp_path, monkeypatch):
     assert steps_of(tmp_path / "csv" / "from_step_2" / "metrics.csv") == [2]
 
 
-def test_a_link_in_the_place_of_mlflows_database_is_refused(tmp_path):
+def test_a_link_in_the_place_of_mlflows_database_is_refused(tmp_path: Path) -> None:
     """It lies beside the runs, which may be a stranger's; SQLite would write to what the link leads to."""
     (tmp_path / "mlflow.db").symlink_to(tmp_path / "victim")
     spec = {"class_path": "pytorch_lightning.loggers.MLFlowLogger"}

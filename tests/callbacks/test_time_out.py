@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytorch_lightning.strategies import (
@@ -37,7 +38,7 @@ def items(recipe: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_rank_ends_the_others_after_the_time_out(recipe, stopped):
+def test_a_stopped_rank_ends_the_others_after_the_time_out(recipe: Path, stopped: int) -> None:
     """Rank 0 holds the store that all ranks read, so its own stop is the harder case."""
     log = recipe.parent / "log"
     pids = start_ranks(items(recipe), log)
@@ -70,12 +71,12 @@ def test_a_stopped_rank_ends_the_others_after_the_time_out(recipe, stopped):
     [DDPStrategy(), DDP(), FSDP(), FSDPStrategy(accelerator=None), ModelParallelStrategy()],
     ids=lambda strategy: type(strategy).__name__,
 )
-def test_the_time_out_reaches_every_strategy(strategy):
+def test_the_time_out_reaches_every_strategy(strategy: Any) -> None:
     set_timeout(strategy, 60.0)
     assert strategy._timeout == timedelta(seconds=60)
 
 
-def test_a_strategy_s_own_time_out_stays():
+def test_a_strategy_s_own_time_out_stays() -> None:
     strategy = DDP(timeout=timedelta(seconds=5))
     set_timeout(strategy, 60.0)
     assert strategy._timeout == timedelta(seconds=5)

@@ -51,7 +51,9 @@ def as_lightning_starts_ranks(items: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.6, 2])
-def test_a_rank_ends_when_the_first_one_is_killed_while_both_start(recipe, seconds):
+def test_a_rank_ends_when_the_first_one_is_killed_while_both_start(
+    recipe: Path, seconds: float
+) -> None:
     log = recipe.parent / "log"
     items = [
         f"recipe={recipe}",
@@ -80,7 +82,9 @@ def test_a_rank_ends_when_the_first_one_is_killed_while_both_start(recipe, secon
 
 
 @pytest.mark.parametrize("said", [None, *SAYS_HOW])
-def test_threads_wait_asleep_unless_the_environment_says_how(said, monkeypatch):
+def test_threads_wait_asleep_unless_the_environment_says_how(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in SAYS_HOW:
         monkeypatch.delenv(name, raising=False)
     if said:
@@ -106,7 +110,9 @@ def test_threads_wait_asleep_unless_the_environment_says_how(said, monkeypatch):
         {"KD_DATA_NODES": "2", "KD_ROLE": "train"},
     ],
 )
-def test_a_child_does_not_look_for_the_processes_of_the_job(variables, monkeypatch):
+def test_a_child_does_not_look_for_the_processes_of_the_job(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(subprocess, "Popen", lambda command, **popen: given.update(popen))
     for name, value in variables.items():
@@ -119,8 +125,8 @@ def test_a_child_does_not_look_for_the_processes_of_the_job(variables, monkeypat
 
 @pytest.mark.parametrize("from_toolkit", [False, True])
 def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
-    from_toolkit, tmp_path, monkeypatch
-):
+    from_toolkit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hyperparameters are not its settings, its failure is not the job's; the channels stay known."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(subprocess, "Popen", lambda command, **popen: given.update(popen))
@@ -160,7 +166,7 @@ def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
         ("", "no output"),
     ],
 )
-def test_the_reason_names_the_log_that_it_is_from(tmp_path, text, reason):
+def test_the_reason_names_the_log_that_it_is_from(tmp_path: Path, text: str, reason: str) -> None:
     log = tmp_path / "log"
     log.write_text(text)
     assert reason_in(log) == f"{reason} (log: {log})"

@@ -82,7 +82,7 @@ FOOD = of_groups(
          Cluster("KD_ROLE", 1, None, {"MASTER_ADDR": "gpu-0"}, role="data", data_nodes=1)),
     ],
 )  # fmt: skip
-def test_each_launcher_is_recognised(env, found):
+def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None) -> None:
     assert recognise_launcher(env, NOWHERE) == found
 
 
@@ -111,14 +111,16 @@ def test_each_launcher_is_recognised(env, found):
         ({"KD_ROLE": "data"}, "KD_ROLE: a data machine needs MASTER_ADDR"),
     ],
 )  # fmt: skip
-def test_what_contradicts_itself_is_an_error_in_one_line(env, told):
+def test_what_contradicts_itself_is_an_error_in_one_line(env: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as error:
         recognise_launcher(env, NOWHERE)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["x", "", "-1", "\u00b2"])
-def test_a_rank_that_is_no_number_is_told_in_one_line(text, recipe, monkeypatch, capsys):
+def test_a_rank_that_is_no_number_is_told_in_one_line(
+    text: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", text)
     assert train_main([f"recipe={recipe}"]) == 2
     told = f"kd-train: LOCAL_RANK: must be a whole number >= 0, got '{text}'\n"
@@ -138,7 +140,9 @@ def test_a_rank_that_is_no_number_is_told_in_one_line(text, recipe, monkeypatch,
         ({"OMPI_COMM_WORLD_RANK": "0", "RANK": "0", "SLURM_PROCID": "1"}, True),
     ],
 )
-def test_one_process_speaks_for_the_job(env, speaks, monkeypatch):
+def test_one_process_speaks_for_the_job(
+    env: dict[str, str], speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (*RANKS, "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
@@ -146,7 +150,7 @@ def test_one_process_speaks_for_the_job(env, speaks, monkeypatch):
     assert is_rank_zero() is speaks
 
 
-def test_sagemakers_resource_file(tmp_path):
+def test_sagemakers_resource_file(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
     alone = of_groups(homogeneousCluster=("ml.p4d.24xlarge", ["algo-2", "algo-1"]))
     file.write_text(
@@ -162,7 +166,7 @@ def test_sagemakers_resource_file(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["current_group_name", "current_instance_group"])
-def test_only_the_training_group_trains(key, tmp_path):
+def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
     """A CPU machine is neither rank 0, though its name is the first, nor any other rank."""
     file = tmp_path / "resourceconfig.json"
     found = {}
@@ -204,7 +208,9 @@ C5, P4 = "ml.c5.18xlarge", "ml.p4d.24xlarge"
         ({"a": (P4, ["1"])}, "data", "instance_groups: a: none of them trains"),
     ],
 )  # fmt: skip
-def test_roles_of_groups(groups, role, outcome, tmp_path):
+def test_roles_of_groups(
+    groups: dict, role: str | None, outcome: list[str] | str, tmp_path: Path
+) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(json.dumps({**of_groups(**groups), "current_host": "1"}))
     env = {"KD_ROLE": role} if role else {}
@@ -219,7 +225,7 @@ def test_roles_of_groups(groups, role, outcome, tmp_path):
     assert found.role == ("train" if outcome == ["1"] else "data")
 
 
-def test_a_group_that_is_told_wrong(tmp_path):
+def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(
         json.dumps({**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"})
@@ -236,7 +242,7 @@ def test_a_group_that_is_told_wrong(tmp_path):
         recognise_launcher({}, file)
 
 
-def test_a_data_machine_is_stopped_while_it_waits(tmp_path):
+def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
     """Nobody answers at the port, and it says for whom it waits. Ray must be there, but is not used yet."""
     (tmp_path / "packages" / "ray").mkdir(parents=True)
     (tmp_path / "packages" / "ray" / "__init__.py").touch()
@@ -262,7 +268,7 @@ def test_a_data_machine_is_stopped_while_it_waits(tmp_path):
 
 
 @pytest.mark.parametrize("port", ["ray", "0", "65536"])
-def test_a_port_of_ray_that_is_no_port_is_named(monkeypatch, port):
+def test_a_port_of_ray_that_is_no_port_is_named(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setattr("kd.launch.ray_nodes.check_ray", lambda: None)
     monkeypatch.setattr("kd.launch.ray_nodes.WAIT_S", 0)
     monkeypatch.setenv("KD_RAY_PORT", port)
@@ -272,7 +278,7 @@ def test_a_port_of_ray_that_is_no_port_is_named(monkeypatch, port):
         prepare_data(machine)
 
 
-def test_a_job_finds_its_run_by_its_name_and_its_command(tmp_path):
+def test_a_job_finds_its_run_by_its_name_and_its_command(tmp_path: Path) -> None:
     a, same, other = (marker(job, tmp_path, ["seed=0"]) for job in ("1", "1", "2"))
     assert a == same != other
     assert marker("1", tmp_path, ["seed=1"]) != a

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,9 @@ from tests._helpers import write_recipe
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs the extra ray"
 )  # not imported here: it forks
-def test_one_command_on_a_heterogeneous_cluster(tmp_path, pictures, teacher):
+def test_one_command_on_a_heterogeneous_cluster(
+    tmp_path: Path, pictures: Path, teacher: Path
+) -> None:
     """The data machine's name comes first, and it neither trains nor is rank 0; it ends when training has ended."""
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     kinds = {

@@ -1,6 +1,7 @@
 """Machines with EFA over which NCCL does not send: its own log lines, as recorded in public reports."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -23,13 +24,13 @@ a:362:362 [0] NCCL INFO Using network Socket
     [(OVER_EFA, "Libfabric"), (OVER_TCP, "Socket"), ("a [0] NCCL INFO Using network AWS Libfabric\n", "Libfabric"),
      ("", "")],
 )  # fmt: skip
-def test_the_network_is_that_of_nccls_log(tmp_path, log, network):
+def test_the_network_is_that_of_nccls_log(tmp_path: Path, log: str, network: str) -> None:
     (tmp_path / f"nccl.{os.getpid()}").write_text(log)
     assert machine.nccl_network({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%p")}) == network
     assert machine.nccl_network({}) == ""
 
 
-def test_nccl_is_logged_where_there_is_efa(tmp_path, monkeypatch):
+def test_nccl_is_logged_where_there_is_efa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, kind in (("mlx5_0", "0x101b"), ("rdmap16s27", "0xefa1")):
         assert not machine.has_efa(tmp_path)
         (tmp_path / name / "device").mkdir(parents=True)

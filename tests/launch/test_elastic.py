@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests._runs import callback, run_of, summary_of
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_started_again_and_goes_on(recipe):
+def test_a_killed_rank_is_started_again_and_goes_on(recipe: Path) -> None:
     kill = callback("tests._stop.KillOnce", step=9, rank=1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

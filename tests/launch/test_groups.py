@@ -20,7 +20,7 @@ def described(tmp_path: Path, groups: dict[str, tuple[str, list[str]]], here: st
     return file
 
 
-def test_the_training_group_is_known_by_its_name(tmp_path):
+def test_the_training_group_is_known_by_its_name(tmp_path: Path) -> None:
     file = described(tmp_path, {"gpu-train": ("ml.p4d.24xlarge", ["algo-2", "algo-1"]),
                                 "cpu-data": ("ml.c5.18xlarge", ["algo-3"])}, "algo-3")  # fmt: skip
     found = machines({}, file)
@@ -28,7 +28,7 @@ def test_the_training_group_is_known_by_its_name(tmp_path):
     assert (found.train, found.data, found.here) == (["algo-1", "algo-2"], ["algo-3"], "algo-3")
 
 
-def test_without_a_description_there_is_no_job(tmp_path):
+def test_without_a_description_there_is_no_job(tmp_path: Path) -> None:
     assert machines({}, tmp_path / "none.json") is None
     assert base({}) == Path("/opt/ml")
     assert base({"SAGEMAKER_BASE_DIR": "/x"}) == Path("/x")
@@ -38,18 +38,20 @@ def test_without_a_description_there_is_no_job(tmp_path):
     ({"a": ("ml.p4d.24xlarge", ["algo-1"]), "b": ("ml.p4d.24xlarge", ["algo-2"])}, "KD_ROLE"),
     ({"train": ("ml.c5.18xlarge", ["algo-1"]), "data": ("ml.p4d.24xlarge", ["algo-2"])}, "has no GPU"),
 ])  # fmt: skip
-def test_groups_that_do_not_say_which_trains_are_refused(tmp_path, groups, message):
+def test_groups_that_do_not_say_which_trains_are_refused(
+    tmp_path: Path, groups: dict[str, tuple[str, list[str]]], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         machines({}, described(tmp_path, groups, "algo-1"))
 
 
-def test_contradictions_name_both_sides(tmp_path):
+def test_contradictions_name_both_sides(tmp_path: Path) -> None:
     file = described(tmp_path, {"train": ("ml.g5.xlarge", ["algo-1"])}, "algo-1")
     with pytest.raises(UserError, match="SM_HOSTS: algo-9"):
         machines({"SM_HOSTS": '["algo-9"]'}, file)
 
 
-def test_gpus_by_the_family_of_an_instance():
+def test_gpus_by_the_family_of_an_instance() -> None:
     kinds = {
         "ml.p5.48xlarge": True,
         "ml.g6e.xlarge": True,
@@ -60,7 +62,7 @@ def test_gpus_by_the_family_of_an_instance():
     assert has_gpus("my-machine") is None
 
 
-def test_has_gpus():
+def test_has_gpus() -> None:
     assert has_gpus("ml.p4d.24xlarge")
     assert has_gpus("g5.xlarge")
     assert not has_gpus("ml.c5.18xlarge")

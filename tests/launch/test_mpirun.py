@@ -27,7 +27,7 @@ def check(recipe: Path, said: str) -> None:
     assert [p.name for p in (recipe.parent / "runs" / "tiny").glob("[0-9]*")] == ["000"]
 
 
-def test_mpiruns_variables(recipe):
+def test_mpiruns_variables(recipe: Path) -> None:
     log = recipe.parent / "log"
     ranks = []
     for rank in "10":
@@ -50,7 +50,7 @@ def test_mpiruns_variables(recipe):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
-def test_mpirun_itself(recipe):
+def test_mpirun_itself(recipe: Path) -> None:
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2",
          sys.executable, "-m", "kd.cli", *items_for(recipe)],

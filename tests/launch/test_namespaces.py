@@ -73,7 +73,7 @@ def items_for(recipe: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("wire")
-def test_two_machines_learn_what_one_learns(recipe):
+def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
     log = recipe.parent / "log"
     pids = [
         start_on(host, items_for(recipe, "trainer.max_epochs=1"), log.with_suffix(f".{host}"))
@@ -102,7 +102,7 @@ def test_two_machines_learn_what_one_learns(recipe):
 @pytest.mark.slow  # tests/test_survival.py: a killed rank takes the other down
 @pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize("how", ["link down", "kill -9"])
-def test_a_machine_that_is_cut_off(recipe, how):
+def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
     """The other one ends within the timeout, in one line, with a checkpoint that one machine alone goes on from."""
     log = recipe.parent / "log"
     slow = 'trainer.callbacks+={"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}}'
@@ -143,7 +143,7 @@ def test_a_machine_that_is_cut_off(recipe, how):
 @pytest.mark.slow
 @pytest.mark.usefixtures("wire")
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
-def test_a_machine_prepares_data_for_another(recipe):
+def test_a_machine_prepares_data_for_another(recipe: Path) -> None:
     """The README's two commands; the batches come over the wire, and teach what this machine's own would."""
     logs = {host: recipe.parent / f"log.{host}" for host in HOSTS}
     shared = {"RAY_AUTH_TOKEN": "ab" * 32, "MASTER_ADDR": HOSTS["kd-test-a"], "RAY_TMPDIR": "/tmp"}

@@ -51,7 +51,9 @@ def trainer(devices: int, nodes: int = 1) -> Any:
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}, 2, 1),
     ],
 )
-def test_what_fits_is_taken(env, devices, nodes, monkeypatch):
+def test_what_fits_is_taken(
+    env: dict[str, str], devices: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker of pytest has no file that could be started again, as kd-train has."""
     monkeypatch.setattr("kd.launch.processes._has_a_file", lambda: True)
     check_processes(trainer(devices, nodes), env)
@@ -112,13 +114,15 @@ def test_what_fits_is_taken(env, devices, nodes, monkeypatch):
         ({"NODE_RANK": "x"}, 1, 1, "NODE_RANK: must be a whole number >= 0, got 'x'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(env, devices, nodes, message):
+def test_what_does_not_fit_is_refused_in_a_line(
+    env: dict[str, str], devices: int, nodes: int, message: str
+) -> None:
     with pytest.raises(UserError, match=message) as error:
         check_processes(trainer(devices, nodes), env)
     assert "\n" not in str(error.value)
 
 
-def test_one_task_starts_the_others_and_so_nothing_is_started():
+def test_one_task_starts_the_others_and_so_nothing_is_started() -> None:
     assert started(SLURM) is started(STEP) is started({}) is None
 
 
@@ -127,7 +131,7 @@ def items(recipe: Path) -> list[str]:
     return [f"recipe={recipe}", *two, "trainer.enable_progress_bar=false"]
 
 
-def test_a_rank_that_is_left_over_ends_at_once(recipe):
+def test_a_rank_that_is_left_over_ends_at_once(recipe: Path) -> None:
     log = recipe.parent / "log"
     began = time.monotonic()
     for env in ({"LOCAL_RANK": "0"}, {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"NODE_RANK": "3"}):
@@ -140,7 +144,9 @@ def test_a_rank_that_is_left_over_ends_at_once(recipe):
 
 
 @pytest.mark.parametrize("env", [SLURM, STEP], ids=["batch script", "srun"])
-def test_a_slurm_job_of_one_task_trains_with_two_processes(recipe, env):
+def test_a_slurm_job_of_one_task_trains_with_two_processes(
+    recipe: Path, env: dict[str, str]
+) -> None:
     from tests._forks import as_program
 
     log = recipe.parent / "log"

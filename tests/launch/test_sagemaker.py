@@ -46,8 +46,8 @@ def portable(tmp_path: Path, teacher: Path) -> Path:
 
 
 def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
-    portable, pictures, tmp_path
-):
+    portable: Path, pictures: Path, tmp_path: Path
+) -> None:
     key, _, value = disturb("SignalGroup", step=8, number=15).partition("=")
     base, log = tmp_path / "ml", tmp_path / "log"
     env = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "food-1"}
@@ -74,7 +74,9 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
     timm.create_model(f"local-dir:{model / 'student'}", pretrained=True)
 
 
-def test_a_failure_is_one_line_where_sagemaker_reads_it(portable, pictures, tmp_path):
+def test_a_failure_is_one_line_where_sagemaker_reads_it(
+    portable: Path, pictures: Path, tmp_path: Path
+) -> None:
     for number, (setting, told) in enumerate([
         ({"data.source.root": "channel:photos"}, "channel:photos: the job has no channel 'photos'"),
         ({"optim.lrr": "0.1"}, "optim.lrr"),
@@ -100,7 +102,7 @@ def own_folder(folder: Path, place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_machines_that_share_no_folder(portable, pictures, tmp_path):
+def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_path: Path) -> None:
     """Rank 0's machine delivers the model; interrupted, both go on from what SageMaker has kept of it."""
     hosts = ("127.0.0.1", "localhost")
     place = tmp_path / "ml"
@@ -142,7 +144,7 @@ def test_two_machines_that_share_no_folder(portable, pictures, tmp_path):
     assert not (tmp_path / "ml1" / "model").exists()
 
 
-def test_hyperparameters_and_the_command_line():
+def test_hyperparameters_and_the_command_line() -> None:
     request = translate(["--optim.lr", "0.10", "--recipe", "tiny", "config=audit"])
     merge(
         request,
@@ -157,14 +159,14 @@ def test_hyperparameters_and_the_command_line():
         merge(request, {"--x": "4"}, "SM_HPS")
 
 
-def test_names_with_a_hyphen_are_keys_as_on_a_command_line():
+def test_names_with_a_hyphen_are_keys_as_on_a_command_line() -> None:
     """``kd-launch`` sends them so: ``model.teachers.dino-small.checkpoint=FILE``."""
     request = translate(["recipe=food"])
     merge(request, {"model.teachers.my-one.cache-views": "2"}, "SM_HPS")
     assert request.overrides == ["model.teachers.my-one.cache_views=2"]
 
 
-def test_channels_by_name(tmp_path):
+def test_channels_by_name(tmp_path: Path) -> None:
     env = {"SM_CHANNEL_TRAIN": "/data/train", "SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert channel_folder("channel:train/photos", env) == "/data/train/photos"
     (tmp_path / "input" / "data" / "More-Food").mkdir(parents=True)
@@ -173,7 +175,9 @@ def test_channels_by_name(tmp_path):
         channel_folder("channel:val", env)
 
 
-def test_a_channel_whose_name_begins_with_another_one(tmp_path, monkeypatch):
+def test_a_channel_whose_name_begins_with_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["a", "ab", "abc", "abcd", "abcde", "abcdef"]
     for i, name in enumerate(names):
         monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")
@@ -181,7 +185,7 @@ def test_a_channel_whose_name_begins_with_another_one(tmp_path, monkeypatch):
     assert with_folders(settings) == {name: f"/data{i}" for i, name in enumerate(names)}
 
 
-def test_as_text():
+def test_as_text() -> None:
     assert _as_text("0.1") == "0.1"
     assert _as_text(0.1) == "0.1"
     assert _as_text('"tiny"') == "tiny"
@@ -189,5 +193,5 @@ def test_as_text():
     assert _as_text({"a": True}) == '{"a": true}'
 
 
-def test_folder_of():
+def test_folder_of() -> None:
     assert channel_folder("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"}) == "/data/photos"

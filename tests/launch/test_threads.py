@@ -24,7 +24,7 @@ print([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")])
         ({"GOMP_SPINCOUNT": "9"}, "[None, '9']"),
     ],
 )
-def test_threads_wait_asleep_unless_told_otherwise(said, is_set):
+def test_threads_wait_asleep_unless_told_otherwise(said: dict[str, str], is_set: str) -> None:
     env = {
         k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     } | said

@@ -92,7 +92,7 @@ def degenerate(shape: tuple[int, ...]) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 @pytest.mark.parametrize("count", [6, 1])
 @pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
-def test_no_gradient_is_infinite_or_outweighs_all_others(name, count):
+def test_no_gradient_is_infinite_or_outweighs_all_others(name: str, count: int) -> None:
     loss, shape = make(name, count)
     for what, given, teacher in degenerate(shape):
         student = given.clone().requires_grad_()
@@ -106,7 +106,7 @@ def test_no_gradient_is_infinite_or_outweighs_all_others(name, count):
             assert gradient.abs().max() < LARGEST, (what, gradient.abs().max())
 
 
-def test_a_constant_row_has_no_correlation_and_no_gradient():
+def test_a_constant_row_has_no_correlation_and_no_gradient() -> None:
     for classes in (4, 100):
         logits = torch.zeros(8, classes, requires_grad=True)
         value = DISTLoss()(logits, 3 * torch.randn(8, classes), torch.zeros(8, dtype=torch.long))
@@ -116,7 +116,7 @@ def test_a_constant_row_has_no_correlation_and_no_gradient():
 
 
 @pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
-def test_every_loss_learns_in_half_precision_throughout(name):
+def test_every_loss_learns_in_half_precision_throughout(name: str) -> None:
     """Of a run with ``trainer.precision=bf16-true``: the student's side is bfloat16, as are a loss's parameters."""
     loss, shape = make(name, 6, torch.bfloat16)
     torch.manual_seed(2)

@@ -334,7 +334,7 @@ CHECKS += [pytest.param("compiled", marks=pytest.mark.slow)]  # the backward pas
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_loss(name, check):
+def test_every_loss(name: str, check: str) -> None:
     getattr(LOSSES[name], f"check_{check}")()
 
 
@@ -354,12 +354,12 @@ def test_every_loss(name, check):
     ],
     ids=["kd4", "kd1", "dkd", "dist1", "dist4", "std", "nkd"],
 )
-def test_golden_values(value, golden):
+def test_golden_values(value: torch.Tensor, golden: float) -> None:
     # the golden value of the standardised loss is the one without the 1e-7 beside the deviation
     assert value.item() == pytest.approx(golden, abs=2e-7)
 
 
-def test_dkd_parts_add_up_to_kd():
+def test_dkd_parts_add_up_to_kd() -> None:
     temperature = 3.0
     tckd = DKDLoss(1.0, 0.0, temperature)(STUDENT, TEACHER, TARGET)
     rest = 1 - torch.softmax(TEACHER / temperature, 1)[torch.arange(3), TARGET]
@@ -371,7 +371,7 @@ def test_dkd_parts_add_up_to_kd():
     torch.testing.assert_close(whole, kd_loss(STUDENT, TEACHER, temperature))
 
 
-def test_nothing_valid_is_zero_with_a_gradient_of_zero():
+def test_nothing_valid_is_zero_with_a_gradient_of_zero() -> None:
     target = torch.full((2, 5, 4), 255)
     for kind in (PixelKDLoss, CWDLoss):
         student = torch.randn(2, 3, 5, 4, requires_grad=True)
@@ -381,13 +381,13 @@ def test_nothing_valid_is_zero_with_a_gradient_of_zero():
         assert student.grad.abs().max() == 0
 
 
-def test_cwd_is_not_the_loss_over_classes():
+def test_cwd_is_not_the_loss_over_classes() -> None:
     student, teacher, target = dense(np.random.RandomState(0), 2, 2.0)
     cwd, kd = (over_pixels(kind)(student, teacher, target) for kind in (CWDLoss, PixelKDLoss))
     assert cwd != kd
 
 
-def test_equal_logits_standardise_to_zero():
+def test_equal_logits_standardise_to_zero() -> None:
     x = torch.ones(2, 5, requires_grad=True)
     out = standardized(x)
     out.sum().backward()
@@ -395,7 +395,7 @@ def test_equal_logits_standardise_to_zero():
     assert torch.isfinite(x.grad).all()
 
 
-def test_wsld_weights_have_no_gradient():
+def test_wsld_weights_have_no_gradient() -> None:
     student = STUDENT.clone().requires_grad_()
     WSLDLoss(2.0)(student, TEACHER, TARGET).backward()
     single = [
@@ -409,7 +409,7 @@ def test_wsld_weights_have_no_gradient():
     torch.testing.assert_close(student.grad, wanted)
 
 
-def test_crd_against_its_formula():
+def test_crd_against_its_formula() -> None:
     scores = np.random.RandomState(0).normal(0, 2, (4, 6))
     assert against_noise(torch.tensor(scores), 50).item() == pytest.approx(
         np_crd(scores, None, None), rel=1e-12
@@ -418,7 +418,7 @@ def test_crd_against_its_formula():
     assert torch.autograd.gradcheck(lambda s: against_noise(s, 50), (x,))
 
 
-def test_the_masked_hint_looks_at_hidden_positions_alone():
+def test_the_masked_hint_looks_at_hidden_positions_alone() -> None:
     student, teacher, _ = maps(np.random.RandomState(0), 2, 1.0)
     masked = torch.rand(2, 1, 5, 4) < 0.5
     hidden = masked.expand_as(student)
@@ -450,6 +450,6 @@ def test_the_masked_hint_looks_at_hidden_positions_alone():
         ),
     ],
 )
-def test_errors_name_the_argument(call, message):
+def test_errors_name_the_argument(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

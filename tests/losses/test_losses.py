@@ -10,13 +10,13 @@ from kd.losses import HintLoss, KDLoss, RKDLoss, kd_loss
 from tests._helpers import ROOT
 
 
-def test_kd_over_positions_is_their_mean():
+def test_kd_over_positions_is_their_mean() -> None:
     student, teacher = torch.randn(2, 2, 5, 3, 4)
     flat = [x.permute(0, 2, 3, 1).reshape(-1, 5) for x in (student, teacher)]
     torch.testing.assert_close(kd_loss(student, teacher, 2.0), kd_loss(*flat, 2.0))
 
 
-def test_errors_name_the_argument():
+def test_errors_name_the_argument() -> None:
     for make in (lambda: KDLoss(temperature=-1.0), lambda: KDLoss(temperature=float("nan"))):
         with pytest.raises(ValueError, match="temperature"):
             make()
@@ -28,7 +28,7 @@ def test_errors_name_the_argument():
             RKDLoss(**{argument: -1.0})
 
 
-def test_hint_projects_to_the_teachers_shape():
+def test_hint_projects_to_the_teachers_shape() -> None:
     loss = HintLoss()
     loss.build((2, 8, 5, 5), (2, 16, 9, 9))
     assert loss.projection(torch.randn(3, 8, 5, 5)).shape == (3, 16, 9, 9)
@@ -38,7 +38,7 @@ def test_hint_projects_to_the_teachers_shape():
         HintLoss().build((2, 8), (2, 16, 9, 9))
 
 
-def test_the_readmes_list_every_loss():
+def test_the_readmes_list_every_loss() -> None:
     """Each in the guide by name, and as many in the README as there are."""
     bases = {"DistillLoss", "FeatureLoss", "LogitLoss", "FeatureRegression"}
     names = [name for name in losses.__all__ if name.endswith("Loss") and name not in bases]

@@ -31,19 +31,19 @@ def spread_features(n: int = 4000, width: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize(
     "order", [1, 2, 4, 12, 28, 36, 92 - 8, 96, 192, 320, 384, 512, 768, 1024, 1152, 1280, 2048]
 )
-def test_hadamard_matrices_are_orthogonal_with_entries_of_one_size(order):
+def test_hadamard_matrices_are_orthogonal_with_entries_of_one_size(order: int) -> None:
     h = hadamard(order)
     assert torch.allclose(h @ h.T, torch.eye(order, dtype=torch.float64), atol=1e-10)
     assert torch.allclose(h.abs(), torch.full_like(h, order**-0.5))
 
 
 @pytest.mark.parametrize("order", [3, 6, 50, 92])
-def test_an_order_without_a_construction_is_refused(order):
+def test_an_order_without_a_construction_is_refused(order: int) -> None:
     with pytest.raises(ValueError, match=f"no Hadamard matrix .*{order}"):
         hadamard(order)
 
 
-def test_phi_s_is_isotropic_with_unit_variance_everywhere():
+def test_phi_s_is_isotropic_with_unit_variance_everywhere() -> None:
     """Its definition: one number times a rotation, after which every channel has the variance 1."""
     x = spread_features()
     covariance = torch.tensor(np.cov(x.numpy().T, bias=True))
@@ -60,7 +60,9 @@ def test_phi_s_is_isotropic_with_unit_variance_everywhere():
 
 
 @pytest.mark.parametrize("kind", ["variance", "phi_s"])
-def test_the_running_statistics_are_those_of_all_that_was_seen(kind, monkeypatch):
+def test_the_running_statistics_are_those_of_all_that_was_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(targets, "BATCHES", 5)
     x = spread_features(600).float()
     maps = x.reshape(6, 10, 10, 12).movedim(-1, 1)  # (N, C, H, W)
@@ -87,14 +89,14 @@ def test_the_running_statistics_are_those_of_all_that_was_seen(kind, monkeypatch
     )  # tokens and vectors alike
 
 
-def test_statistics_rest_while_evaluating():
+def test_statistics_rest_while_evaluating() -> None:
     standardizer = Standardizer(12, "variance").eval()
     standardizer(spread_features(8).float())
     assert standardizer.batches == 0
 
 
 @pytest.mark.parametrize("kind", ["variance", "phi_s"])
-def test_statistics_stay_exact_in_half_precision(kind):
+def test_statistics_stay_exact_in_half_precision(kind: str) -> None:
     """``trainer.precision=bf16-true`` turns a run's modules into bfloat16, where a sum of 100 batches stands still."""
     exact, half = Standardizer(12, kind), Standardizer(12, kind).to(torch.bfloat16)
     for x in spread_features(100 * 40).bfloat16().float().split(40):
@@ -105,14 +107,14 @@ def test_statistics_stay_exact_in_half_precision(kind):
     )
 
 
-def test_a_width_without_rotation_is_refused_where_the_loss_is_built():
+def test_a_width_without_rotation_is_refused_where_the_loss_is_built() -> None:
     with pytest.raises(
         ValueError, match="standardize=phi_s: no Hadamard matrix .* standardize=variance takes any"
     ):
         CosineLoss(standardize="phi_s").build((2, 8), (2, 50))
 
 
-def test_the_mixture_and_its_parts_on_the_students_grid():
+def test_the_mixture_and_its_parts_on_the_students_grid() -> None:
     torch.manual_seed(0)
     student, teacher = torch.randn(3, 8, 4, 4), torch.randn(3, 16, 8, 8)
     on_grid = torch.nn.functional.avg_pool2d(teacher, 2)
@@ -132,14 +134,14 @@ def test_the_mixture_and_its_parts_on_the_students_grid():
         torch.testing.assert_close(losses[kind](student, teacher, torch.zeros(3)), wanted.mean())
 
 
-def test_gram_kl_pools_the_finer_grid():
+def test_gram_kl_pools_the_finer_grid() -> None:
     x = torch.randn(2, 5, 4, 4)
     fine = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
     assert GramKLLoss()(3 * fine, x, torch.zeros(2)) < 1e-5
     assert GramKLLoss()(torch.randn(2, 5, 4, 4), x, torch.zeros(2)) > 0.01
 
 
-def test_the_queue_holds_the_newest_of_the_teacher():
+def test_the_queue_holds_the_newest_of_the_teacher() -> None:
     torch.manual_seed(0)
     loss = PseudoClassLoss(queue_size=6)
     loss.build((2, 3), (2, 5))

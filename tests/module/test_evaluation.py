@@ -16,7 +16,7 @@ from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import OwnTeacher
 
 
-def test_padding_is_left_out_and_what_is_known_is_not_asked_again():
+def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
     torch.manual_seed(0)
     model, task = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), kd.Classification(3)
     teacher = as_teacher(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
@@ -57,7 +57,7 @@ def test_padding_is_left_out_and_what_is_known_is_not_asked_again():
     )
 
 
-def test_decisions_known_of_val_are_not_used_in_a_test():
+def test_decisions_known_of_val_are_not_used_in_a_test() -> None:
     """Pictures of both splits are numbered from 0, and a test may have more of them."""
     torch.manual_seed(0)
     student, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)) for _ in range(2))
@@ -95,7 +95,9 @@ class InShards(OwnTeacher):
 
 
 @pytest.mark.parametrize(("has_head", "runs"), [(False, 0), (True, 1)])
-def test_a_teacher_in_shards_runs_on_padding_as_often_as_on_pictures(has_head, runs):
+def test_a_teacher_in_shards_runs_on_padding_as_often_as_on_pictures(
+    has_head: bool, runs: int
+) -> None:
     """Else one process waits for another's shards for ever."""
     task = kd.Classification(3)
     for index in (torch.tensor([0, 1]), torch.tensor([-1, -1])):
@@ -105,7 +107,7 @@ def test_a_teacher_in_shards_runs_on_padding_as_often_as_on_pictures(has_head, r
         assert teacher.runs == runs
 
 
-def test_a_preflight_of_padding_alone_knows_decisions_as_other_processes_do():
+def test_a_preflight_of_padding_alone_knows_decisions_as_other_processes_do() -> None:
     """Without them this process would run the teacher in the validations, and a teacher in shards would wait."""
     batch = {
         "image": torch.rand(2, 3, 2, 2),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -61,14 +62,16 @@ def logged(module: DistillationModule, batch: dict[str, torch.Tensor]) -> dict[s
 # -- the teacher --------
 
 
-def test_the_teacher_is_off_the_module_tree(teacher):
+def test_the_teacher_is_off_the_module_tree(teacher: Path) -> None:
     module = make_module(teacher)
     assert not any("teacher" in name for name, _ in module.named_modules())
     assert not any("teacher" in key for key in module.state_dict())
     assert all(not p.requires_grad for p in module.teacher.model.parameters())
 
 
-def test_train_mode_does_not_wake_the_teacher(teacher, batch):
+def test_train_mode_does_not_wake_the_teacher(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     frozen = build_teacher(
         TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4
     )
@@ -78,11 +81,11 @@ def test_train_mode_does_not_wake_the_teacher(teacher, batch):
     assert not frozen(batch["image"]).requires_grad
 
 
-def test_the_student_trains_even_if_built_in_eval_mode(teacher):
+def test_the_student_trains_even_if_built_in_eval_mode(teacher: Path) -> None:
     assert all(m.training for m in make_module(teacher).student.modules())
 
 
-def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher):
+def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher: Path) -> None:
     """Other sizes, other normalisation: both come from the same uint8 batch."""
     picture = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
     big, small = (
@@ -95,7 +98,9 @@ def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher):
     torch.testing.assert_close(grey[0, :, 0, 0], torch.tensor([0.9 / 0.4, 0.8 / 0.5, 0.7 / 0.6]))
 
 
-def test_bf16_weights_give_nearly_the_same_answers(teacher, batch):
+def test_bf16_weights_give_nearly_the_same_answers(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), 4)
     exact = frozen(batch["image"])
     rounded = frozen.to(torch.device("cpu"), torch.bfloat16)(batch["image"])
@@ -106,7 +111,9 @@ def test_bf16_weights_give_nearly_the_same_answers(teacher, batch):
 # -- the total loss --------
 
 
-def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher, batch):
+def test_the_total_is_the_weighted_sum_and_each_term_is_logged(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     module = make_module(teacher)
     seen = logged(module, batch)
     logits = module.student.logits(batch["image"])
@@ -117,14 +124,16 @@ def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher, batch):
     assert seen["train/loss"] == pytest.approx(0.7 * kd.item() + 0.3 * task.item(), rel=1e-5)
 
 
-def test_a_loss_of_weight_zero_is_not_computed(teacher, batch):
+def test_a_loss_of_weight_zero_is_not_computed(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     module = make_module(teacher)
     module.student.objective.losses["kd"].weight = 0.0
     object.__setattr__(module.distillation, "answering_teacher", lambda *_: 1 / 0)
     assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
 
 
-def test_soft_targets(teacher, batch):
+def test_soft_targets(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     module = make_module(teacher)
     hard = logged(module, batch)
     soft = logged(
@@ -136,7 +145,7 @@ def test_soft_targets(teacher, batch):
 # -- models and checkpoints --------
 
 
-def test_pth_files_and_wrappers(tmp_path):
+def test_pth_files_and_wrappers(tmp_path: Path) -> None:
     state = tiny_vit(seed=3).state_dict()
     for name, content in {
         "plain.pth": state,
@@ -151,7 +160,7 @@ def test_pth_files_and_wrappers(tmp_path):
         assert torch.equal(model.head.weight, state["head.weight"]), name
 
 
-def test_a_pickle_is_never_run(tmp_path):
+def test_a_pickle_is_never_run(tmp_path: Path) -> None:
     import os
     import pickle
 
@@ -167,13 +176,13 @@ def test_a_pickle_is_never_run(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04N."])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_a_damaged_checkpoint_is_named(content, suffix, tmp_path):
+def test_a_damaged_checkpoint_is_named(content: bytes, suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"bad.{suffix}").write_bytes(content)
     with pytest.raises(UserError, match=rf"model.teacher.checkpoint: .*bad.{suffix}"):
         load_checkpoint(tiny_vit(), tmp_path / f"bad.{suffix}", "model.teacher.checkpoint")
 
 
-def test_a_checkpoint_that_does_not_fit_names_the_first_keys(tmp_path):
+def test_a_checkpoint_that_does_not_fit_names_the_first_keys(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "wide.safetensors", embed_dim=64)
     with pytest.raises(
         UserError, match=r"cls_token is \(1, 1, 64\) there, \(1, 1, 32\) here.*and \d+ more"
@@ -181,13 +190,13 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_keys(tmp_path):
         load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint")
 
 
-def test_position_embeddings_of_another_size_are_resampled(tmp_path):
+def test_position_embeddings_of_another_size_are_resampled(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "t.safetensors")
     model = build_model(ModelSpec(ARCH, 64, checkpoint=str(file), kwargs=TINY), 4, "model.student")
     assert model.pos_embed.shape == (1, 65, 32)
 
 
-def test_a_backbone_alone_is_enough_for_a_student_but_not_for_a_teacher(tmp_path):
+def test_a_backbone_alone_is_enough_for_a_student_but_not_for_a_teacher(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
     spec = ModelSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY)
     build_model(spec, 4, "model.student")
@@ -195,7 +204,7 @@ def test_a_backbone_alone_is_enough_for_a_student_but_not_for_a_teacher(tmp_path
         build_model(spec, 4, "model.teacher", head=True)
 
 
-def test_class_names_are_compared(tmp_path):
+def test_class_names_are_compared(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     file = tmp_path / "named.safetensors"
@@ -206,7 +215,7 @@ def test_class_names_are_compared(tmp_path):
         load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint", CLASSES, head=True)
 
 
-def test_convolutional_models_take_any_size():
+def test_convolutional_models_take_any_size() -> None:
     model = build_model(ModelSpec("resnet10t", img_size=64), 4, "model.student")
     assert [tuple(model(torch.zeros(2, 3, *size)).shape) for size in ((64, 64), (96, 32))] == [
         (2, 4),
@@ -214,7 +223,7 @@ def test_convolutional_models_take_any_size():
     ]
 
 
-def test_a_pretrained_teacher_of_other_classes_is_refused():
+def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"model.teacher.pretrained: .* names 1000 classes, expected 4"
     ):
@@ -229,7 +238,7 @@ WRAPS = [lambda model: model, nn.Sequential, partial(torch.compile, backend="eag
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_no_weight_decay_on_norms_biases_and_positions(wrap):
+def test_no_weight_decay_on_norms_biases_and_positions(wrap: Callable[[Any], nn.Module]) -> None:
     model = tiny_vit()
     by_decay = {
         g["weight_decay"]: {id(p) for p in g["params"]}
@@ -242,7 +251,7 @@ def test_no_weight_decay_on_norms_biases_and_positions(wrap):
     assert sum(len(ids) for ids in by_decay.values()) == len(list(model.parameters()))
 
 
-def test_weight_decay_on_norms_and_biases_where_asked():
+def test_weight_decay_on_norms_and_biases_where_asked() -> None:
     model = tiny_vit()
     (group,) = build_optimizer(
         [model], OptimSpec(weight_decay=0.1, decay_norm_and_bias=True)
@@ -252,7 +261,7 @@ def test_weight_decay_on_norms_and_biases_where_asked():
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_rates_fall_with_the_depth_as_timms_do(wrap):
+def test_rates_fall_with_the_depth_as_timms_do(wrap: Callable[[Any], nn.Module]) -> None:
     model = tiny_vit()
     projection = nn.Linear(4, 4)
     settings = OptimSpec(lr=0.1, weight_decay=0.2, layer_decay=0.5)
@@ -282,19 +291,19 @@ def test_rates_fall_with_the_depth_as_timms_do(wrap):
     )
 
 
-def test_a_model_that_tells_no_layers_is_refused():
+def test_a_model_that_tells_no_layers_is_refused() -> None:
     with pytest.raises(UserError, match="optim.layer_decay: needs a model of timm"):
         build_optimizer([nn.Linear(2, 2)], OptimSpec(layer_decay=0.5))
 
 
 @pytest.mark.parametrize("before, after", [(1.0, 0.7), (0.7, 1.0)])
-def test_layer_decay_can_not_begin_or_end_in_a_resumed_run(before, after):
+def test_layer_decay_can_not_begin_or_end_in_a_resumed_run(before: float, after: float) -> None:
     with pytest.raises(UserError, match="optim.layer_decay: can't be turned on or off"):
         OptimSpec(layer_decay=after).check_resumed(OptimSpec(layer_decay=before).settings())
     OptimSpec(layer_decay=0.6).check_resumed(OptimSpec(layer_decay=0.7).settings())
 
 
-def test_steps_are_those_of_torch():
+def test_steps_are_those_of_torch() -> None:
     def rates(schedule: Callable[[Optimizer], LRScheduler]) -> list[float]:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.05)
         made, found = schedule(optimizer), []
@@ -321,13 +330,13 @@ def test_steps_are_those_of_torch():
         ({"schedule": "steps", "milestones": [0.0]}, "milestones must be > 0"),
     ],
 )
-def test_milestones_belong_to_steps(given, said):
+def test_milestones_belong_to_steps(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         OptimSpec(**given)
 
 
 @pytest.mark.parametrize("name", [n for n in list_optimizers() if n != "adahessian"])
-def test_optimizers_are_those_of_timms_own_factory(name):
+def test_optimizers_are_those_of_timms_own_factory(name: str) -> None:
     try:
         theirs = create_optimizer_v2(nn.Linear(8, 8), opt=name, lr=0.1, weight_decay=0.1)
     except (AssertionError, ImportError) as error:  # packages that are not installed, and on a GPU
@@ -343,7 +352,7 @@ def test_optimizers_are_those_of_timms_own_factory(name):
     assert settings[0] == settings[1]
 
 
-def test_muon_iterates_in_float32_on_a_cpu():
+def test_muon_iterates_in_float32_on_a_cpu() -> None:
     torch.manual_seed(0)
     model, grads = nn.Linear(24, 48, bias=False), torch.randn(3, 48, 24)
     expected, momentum = model.weight.detach().double(), torch.zeros(48, 24, dtype=torch.float64)
@@ -360,7 +369,7 @@ def test_muon_iterates_in_float32_on_a_cpu():
     assert (model.weight.detach() - expected).abs().max() < 1e-5  # in bfloat16: 8e-4
 
 
-def test_timms_own_muon_stays_as_it_is():
+def test_timms_own_muon_stays_as_it_is() -> None:
     gradient = torch.randn(8, 8)
     assert (
         muon.zeropower_via_newtonschulz(gradient, 5, muon._COEFFICIENTS["quintic"]).dtype
@@ -368,7 +377,7 @@ def test_timms_own_muon_stays_as_it_is():
     )
 
 
-def test_arguments_that_muon_refuses_in_its_step_are_found_out_before():
+def test_arguments_that_muon_refuses_in_its_step_are_found_out_before() -> None:
     with pytest.raises(
         UserError, match="optim.kwargs: muon can't work with {'adjust_lr_fn': 'rms'}"
     ):
@@ -378,7 +387,9 @@ def test_arguments_that_muon_refuses_in_its_step_are_found_out_before():
 @pytest.mark.parametrize(
     ("name", "key", "now"), [("adamc", "max_lr_snapshot", 0.01), ("muon", "fallback_lr_scale", 2.0)]
 )
-def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(name, key, now):
+def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(
+    name: str, key: str, now: float
+) -> None:
     spec = OptimSpec(name, lr=0.01, kwargs={"adamw_lr": 0.02} if name == "muon" else {})
     before, after = (build_optimizer([nn.Linear(8, 8)], s) for s in (OptimSpec(name, lr=0.1), spec))
     schedules = [build_schedule(optimizer, spec, 20, 4) for optimizer in (before, after)]
@@ -390,14 +401,14 @@ def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(name, key, now)
     assert [group[key] for group in after.param_groups] == [now] * len(after.param_groups)
 
 
-def test_settings_of_other_optimizers():
+def test_settings_of_other_optimizers() -> None:
     sgd = build_optimizer([tiny_vit()], OptimSpec("sgd", lr=0.1, kwargs={"momentum": 0.8}))
     assert sgd.param_groups[0]["momentum"] == 0.8
     with pytest.raises(UserError, match="optim.kwargs: adamw"):
         build_optimizer([tiny_vit()], OptimSpec(kwargs={"momentun": 0.9}))
 
 
-def test_the_schedule_warms_up_and_ends_at_its_floor():
+def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:
     factors = [warmup_cosine(s, 5, 50, 0.01) for s in range(51)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[-1] == pytest.approx(0.01)

@@ -17,12 +17,16 @@ from kd.optim import Pace
         (7, math.inf, None, 1), (math.inf, math.inf, 4, 4),
     ],
 )  # fmt: skip
-def test_the_bound_that_comes_first_ends_the_run(total, per_epoch, max_epochs, epochs):
+def test_the_bound_that_comes_first_ends_the_run(
+    total: float, per_epoch: float, max_epochs: int | None, epochs: int
+) -> None:
     assert Pace(total, per_epoch).epochs(max_epochs) == epochs
 
 
 @pytest.mark.parametrize(("algorithm", "largest"), [("norm", 0.25), ("value", 0.5), (None, 0.25)])
-def test_gradients_of_a_fused_optimizer_are_clipped_under_bf16_mixed(algorithm, largest):
+def test_gradients_of_a_fused_optimizer_are_clipped_under_bf16_mixed(
+    algorithm: str | None, largest: float
+) -> None:
     """Lightning refuses both there, after the first backward pass."""
     module = LightningModule()
     module.weight = torch.nn.Parameter(torch.zeros(4))

@@ -76,7 +76,16 @@ ASYNCHRONOUS = "checkpoint.asynchronous=true"
         "asynchronous",
     ],
 )
-def test_kills_in_a_row(workers, kills, epochs, more, tmp_path, pictures, teacher, capsys):
+def test_kills_in_a_row(
+    workers: int,
+    kills: int,
+    epochs: int,
+    more: list[str],
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = hard_recipe(tmp_path / "tiny.yaml", pictures, teacher, data__num_workers=workers)
     status = kill_in_a_row(recipe, kills, workers, [f"trainer.max_epochs={epochs}", *more])
     said = capsys.readouterr().out
@@ -114,7 +123,9 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ],
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],
 )
-def test_resume_on_another_number_of_ranks(before, after, recipe, tmp_path):
+def test_resume_on_another_number_of_ranks(
+    before: list[str], after: list[str], recipe: Path, tmp_path: Path
+) -> None:
     """Killed in the middle of the second of two epochs: the same samples in the same global batches."""
     kill = callback("tests._stop.KillAtStep", step=9)
     items = [
@@ -140,7 +151,7 @@ def test_resume_on_another_number_of_ranks(before, after, recipe, tmp_path):
     }
 
 
-def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(recipe):
+def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(recipe: Path) -> None:
     kill = json.dumps([
         {"class_path": "kd.monitor.audit.Audit"},
         {"class_path": "tests._stop.FailAtStep", "init_args": {"step": 2}},
@@ -207,7 +218,9 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
     [(8, 16, 12, 6), (16, 8, 6, 12), (8, 16, 15, 8)],
     ids=["larger", "smaller", "in the middle of an epoch"],
 )
-def test_the_schedule_goes_on_by_the_share_of_samples_seen(before, after, stop, done, recipe):
+def test_the_schedule_goes_on_by_the_share_of_samples_seen(
+    before: int, after: int, stop: int, done: int, recipe: Path
+) -> None:
     """``done``: of the steps that the resumed run would have made in all; after half of the samples it is half."""
     folder = stop_at(stop, recipe, f"data.batch_size={before}", "optim.lr=0.5")
     total = 4 * (48 // after)
@@ -217,13 +230,13 @@ def test_the_schedule_goes_on_by_the_share_of_samples_seen(before, after, stop, 
     )
 
 
-def test_a_run_bounded_by_steps_keeps_its_place(recipe):
+def test_a_run_bounded_by_steps_keeps_its_place(recipe: Path) -> None:
     folder = stop_at(5, recipe, "trainer.max_epochs=-1", "trainer.max_steps=10", "optim.lr=0.5")
     rates = [step["lr"] for step in steps_of(folder, "data.batch_size=16")]
     assert rates == pytest.approx([0.5 * warmup_cosine(s, 0, 10, 0.01) for s in range(5, 10)])
 
 
-def test_the_optimizers_settings_follow_a_resume(recipe):
+def test_the_optimizers_settings_follow_a_resume(recipe: Path) -> None:
     folder = stop_at(12, recipe, "optim.lr=1")
     steps = steps_of(
         folder, "optim.lr=0.1", "optim.weight_decay=0.5", "optim.kwargs={betas: [0.5, 0.6]}"
@@ -268,7 +281,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0, got -1"),
     ],
 )
-def test_a_refused_resume_changes_nothing(item, said, stopped, refusal):
+def test_a_refused_resume_changes_nothing(item: str, said: str, stopped: Path, refusal) -> None:
     before = content(stopped)
     (line,) = [
         text
@@ -279,7 +292,7 @@ def test_a_refused_resume_changes_nothing(item, said, stopped, refusal):
     assert content(stopped) == before
 
 
-def test_a_resume_on_other_data_is_refused(stopped, tmp_path, refusal):
+def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusal) -> None:
     """Moved pictures are the same pictures; one that has gone to another class is not."""
     shutil.copytree(stopped.parents[2], tmp_path / "moved")
     folder = tmp_path / "moved" / "runs" / "tiny" / "000"
@@ -299,7 +312,7 @@ def test_a_resume_on_other_data_is_refused(stopped, tmp_path, refusal):
     )
 
 
-def test_two_runs_in_one_folder(stopped, tmp_path):
+def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
     """The second is refused while the first lives, and goes on as soon as that is killed, though its workers live."""
     folder, log = tmp_path / "000", tmp_path / "log"
     shutil.copytree(stopped, folder)
@@ -320,7 +333,7 @@ def test_two_runs_in_one_folder(stopped, tmp_path):
     )
 
 
-def test_torn_files_stop_no_run(recipe):
+def test_torn_files_stop_no_run(recipe: Path) -> None:
     folder = stop_at(8, recipe, "config=audit", "trainer.max_epochs=2")  # the second epoch
     for name in ("metrics.csv", "checkpoints/best.ckpt", "records/samples.rank0.jsonl"):
         file = folder / name
@@ -332,13 +345,15 @@ def test_torn_files_stop_no_run(recipe):
     assert (folder / "metrics.csv").read_text().splitlines()[-1]
 
 
-def test_a_report_that_fails_costs_no_student(recipe, monkeypatch, capsys):
+def test_a_report_that_fails_costs_no_student(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Summary, "_student", lambda *_: 1 / 0)
     train_main([f"recipe={recipe}", "trainer.max_epochs=1"])
     assert (run_of(recipe) / "student.safetensors").is_file()
 
 
-def test_zero_resumes_to_the_end(recipe, tmp_path):
+def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
     items = [*TWO, "data.batch_size=4", "optim.zero=true"]
     for log, first, epochs in (
         ("one", f"recipe={recipe}", 1),
@@ -357,7 +372,7 @@ def test_zero_resumes_to_the_end(recipe, tmp_path):
     assert (folder / "student.safetensors").is_file()
 
 
-def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recipe):
+def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recipe: Path) -> None:
     """Its list of files is loaded before the run's folder is in the callback's paths."""
     for place in ({"dirpath": "RUN/best"}, {}):
         arguments = {"monitor": "step", "mode": "max", "filename": "mine-{step}", **place}
@@ -371,7 +386,9 @@ def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recip
         assert second != first
 
 
-def test_a_given_folder_of_the_users_own_checkpoints_is_kept(recipe, monkeypatch):
+def test_a_given_folder_of_the_users_own_checkpoints_is_kept(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the folder that Lightning would choose where none is given, ``checkpoints`` in the working folder."""
     here = recipe.parent / "here"
     here.mkdir()
@@ -386,7 +403,7 @@ def test_a_given_folder_of_the_users_own_checkpoints_is_kept(recipe, monkeypatch
     assert list(runs.glob("*/checkpoints/last.ckpt"))
 
 
-def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules():
+def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
     """It has read the checkpoint before the module's hook, after the optimizers were made."""
     schedule = SimpleNamespace(state_dict=lambda: {"last_epoch": 3})
     trainer: Any = SimpleNamespace(

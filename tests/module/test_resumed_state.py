@@ -110,7 +110,7 @@ def check(optimizer: Optimizer, state: object, model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("kron")) for n in NAMES]
 )
-def test_each_optimizer_takes_its_own_state(name):
+def test_each_optimizer_takes_its_own_state(name: str) -> None:
     model = network()
     state = copy.deepcopy(trained(name, model, steps=2).state_dict())
     empty = trained(name, model, steps=0)
@@ -162,7 +162,7 @@ def of_fsdp(folder: Path) -> tuple[Optimizer, dict[str, Any], nn.Module]:
 
 
 @pytest.mark.parametrize("make", [of_zero, of_fsdp])
-def test_wrong_states_of_shards_end_no_process(make, tmp_path):
+def test_wrong_states_of_shards_end_no_process(make: Any, tmp_path: Path) -> None:
     """In a child: a state that gets through is stepped with, and torch writes past it."""
 
     def work(_: list[str]) -> int:
@@ -175,7 +175,7 @@ def test_wrong_states_of_shards_end_no_process(make, tmp_path):
     assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
 
 
-def test_wrong_states_of_each_optimizer_end_no_process(tmp_path):
+def test_wrong_states_of_each_optimizer_end_no_process(tmp_path: Path) -> None:
     """The same of each class of optimizers, fused where it can be, in one child, which must survive all of them."""
 
     def work(_: list[str]) -> int:
@@ -193,7 +193,7 @@ def test_wrong_states_of_each_optimizer_end_no_process(tmp_path):
     assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
 
 
-def test_a_resumed_run_may_have_other_settings():
+def test_a_resumed_run_may_have_other_settings() -> None:
     model = network()
     state = trained("momentum", model, kwargs={"momentum": 0.0}).state_dict()
     check(
@@ -209,7 +209,7 @@ def test_a_resumed_run_may_have_other_settings():
 @pytest.mark.parametrize(
     "name, kwargs", [("adamw", {"amsgrad": True}), ("rmsprop", {"centered": True, "momentum": 0.9})]
 )
-def test_kwargs_of_another_state_are_refused(name, kwargs):
+def test_kwargs_of_another_state_are_refused(name: str, kwargs: dict[str, Any]) -> None:
     """It failed with a KeyError in the first step."""
     model = network()
     state = trained(name, model, kwargs={"momentum": 0.9} if name == "rmsprop" else {}).state_dict()
@@ -217,7 +217,7 @@ def test_kwargs_of_another_state_are_refused(name, kwargs):
         check(trained(name, model, steps=0, kwargs=kwargs), state, model)
 
 
-def test_a_checkpoints_words_do_not_stay():
+def test_a_checkpoints_words_do_not_stay() -> None:
     """``amsgrad`` without its state fails in the first step."""
     model = network()
     state = trained("adamw", model).state_dict()
@@ -234,7 +234,7 @@ def test_a_checkpoints_words_do_not_stay():
 
 
 @pytest.mark.parametrize("name", ["adamw", "momentum", "adan", "lion", "nadam", "rmsprop"])
-def test_a_weight_without_axes_may_have_negative_moments_but_no_negative_steps(name):
+def test_a_weight_without_axes_may_have_negative_moments_but_no_negative_steps(name: str) -> None:
     """``skipinit_gain`` of timm's dm_nfnet_*, a scalar ``logit_scale``."""
 
     class Scaled(nn.Module):
@@ -259,7 +259,7 @@ def test_a_weight_without_axes_may_have_negative_moments_but_no_negative_steps(n
             check(empty, state, model)
 
 
-def test_the_form_of_other_states():
+def test_the_form_of_other_states() -> None:
     own = {"ready": 3, "deep": {"lr": [0.1, 0.2], "on": True}, "none": None}
     check_form({"ready": 9, "deep": {"lr": [5, 0.5]}, "none": 4.0}, own, "loops")
     for wrong in ({"ready": 1.5}, {"ready": -1}, {"ready": "3"}, {"other": 1}, {"deep": {"lr": [1.0]}}, {"deep": []},
@@ -276,7 +276,7 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
 
-def test_a_resumed_run_refuses_them_in_one_line(recipe, tmp_path):
+def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) -> None:
     """Fused AdamW wrote past a moment of one number: status 139, or a damaged heap later."""
     folder = run(recipe, "trainer.max_epochs=1")
     file = folder / "checkpoints" / "last.ckpt"

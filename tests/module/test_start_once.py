@@ -46,7 +46,7 @@ def watched(items: list[str]) -> int:
         return train_main(settings)
 
 
-def test_one_process_fits_and_both_have_the_same_weights(recipe, tmp_path):
+def test_one_process_fits_and_both_have_the_same_weights(recipe: Path, tmp_path: Path) -> None:
     run_ranks([f"recipe={recipe}", *TWO, str(tmp_path)], tmp_path / "log", program=watched)
     assert sorted(file.name for file in tmp_path.glob("fit.*")) == ["fit.0"]
     first, second = (torch.load(tmp_path / f"after.{rank}") for rank in (0, 1))
@@ -66,7 +66,7 @@ def failing(items: list[str]) -> int:
         return train_main(items)
 
 
-def test_a_start_that_fails_ends_both(recipe, tmp_path):
+def test_a_start_that_fails_ends_both(recipe: Path, tmp_path: Path) -> None:
     """With the reason, and at once: the second does not wait for weights that never come."""
     pids = start_ranks([f"recipe={recipe}", *TWO], tmp_path / "log", program=failing)
     assert [status_of(pid, timeout_s=120) for pid in pids] == [2, 2]

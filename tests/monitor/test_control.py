@@ -37,7 +37,7 @@ def asking(words: str) -> str:
     return own
 
 
-def test_two_ranks_follow_at_the_same_batch(recipe):
+def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
     """Six batches an epoch: the ranks meet at its last, 5; a window of 7 and 8, readings every second batch."""
     items = [
         "trainer.devices=2",
@@ -55,7 +55,7 @@ def test_two_ranks_follow_at_the_same_batch(recipe):
     assert all(h["grad_norm"] > 0 for h in run.health)
 
 
-def test_the_sampling_changes_its_pace():
+def test_the_sampling_changes_its_pace() -> None:
     system = System(Watched(Path()), 0.5)
     for text, on, interval in (
         ("off interval=7", False, 7.0), ("interval=0.1", False, 0.1), ("health=3", False, 0.1), ("on", True, 0.1),
@@ -65,7 +65,9 @@ def test_the_sampling_changes_its_pace():
         assert (system.on, system.interval_s) == (on, interval), text
 
 
-def test_words_are_sent_to_a_folder_of_this_machine(tmp_path, capsys, refusal):
+def test_words_are_sent_to_a_folder_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     (tmp_path / "config.yaml").touch()
     assert report_main([str(tmp_path), "--set", "kernels=5", "off"]) == 0
     assert f"written to {tmp_path / 'monitor'}" in capsys.readouterr().out
@@ -79,7 +81,7 @@ def test_words_are_sent_to_a_folder_of_this_machine(tmp_path, capsys, refusal):
         assert message in refusal("report", [place, "--set", *words])
 
 
-def test_words():
+def test_words() -> None:
     assert parse("ON\n interval=0.5 health=0 kernels=3 nvtx=off") == {
         "on": True, "interval": 0.5, "health": 0, "kernels": 3, "nvtx": False}  # fmt: skip
     assert parse("") == {}
@@ -90,7 +92,9 @@ def test_words():
             parse(word)
 
 
-def test_phases_and_named_parts_are_ranges_for_nsight(recipe, monkeypatch, capsys):
+def test_phases_and_named_parts_are_ranges_for_nsight(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     open_now: list[str] = []
     seen: set[tuple[str, ...]] = set()
 
@@ -124,7 +128,7 @@ def test_phases_and_named_parts_are_ranges_for_nsight(recipe, monkeypatch, capsy
 
 
 @pytest.mark.slow
-def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe):
+def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> None:
     """The words stay in the folder: readings go on at their pace, the window is not made twice."""
     assert (
         train_main([f"recipe={recipe}", asking("kernels=1 health=3"), "trainer.max_epochs=1"]) == 0
@@ -141,7 +145,9 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe):
     ]  # 6 is the first after the resume, before the ranks meet
 
 
-def test_a_file_that_is_refused_is_named_with_the_reason(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_refused_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its path is no word of the file."""
     (tmp_path / "monitor").mkdir()
     monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)

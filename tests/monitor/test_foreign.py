@@ -68,7 +68,7 @@ class Skipping(Classifier):
         return None
 
 
-def test_a_batch_that_is_skipped_is_not_read(tmp_path):
+def test_a_batch_that_is_skipped_is_not_read(tmp_path: Path) -> None:
     """Lightning ends the epoch before ``on_train_batch_end``: no hook stays on the model, no reading is left."""
     hooks: list[int] = []
 
@@ -85,7 +85,7 @@ def test_a_batch_that_is_skipped_is_not_read(tmp_path):
     )  # two of the first epoch, four of the second
 
 
-def test_a_batch_that_is_skipped_is_no_step(tmp_path):
+def test_a_batch_that_is_skipped_is_no_step(tmp_path: Path) -> None:
     """Three of seven batches are fetched and not trained, of which the profiler would count one."""
     watch = kd.Monitor(tmp_path / "run", kernels_at=4, kernels_steps=2)
     trainer_with(watch, max_epochs=3, limit_train_batches=3).fit(
@@ -128,7 +128,7 @@ assert not loaded, loaded
 """
 
 
-def test_it_imports_neither_timm_nor_what_distills(tmp_path):
+def test_it_imports_neither_timm_nor_what_distills(tmp_path: Path) -> None:
     """In a process of its own, the first 20 lines of somebody else's training; and nothing is said of old files."""
     done = subprocess.run(
         [sys.executable, "-c", NEEDS],
@@ -152,7 +152,7 @@ def test_it_imports_neither_timm_nor_what_distills(tmp_path):
 
 
 # -- what it gives -----------------------------------------------------------------------------------------------------
-def test_prometheus(tmp_path):
+def test_prometheus(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     port = int(free_port())
     pages: list[str] = []
@@ -164,7 +164,7 @@ def test_prometheus(tmp_path):
     assert 'phase="teacher"' not in pages[0]
 
 
-def test_otlp(tmp_path, collector):  # noqa: F811
+def test_otlp(tmp_path: Path, collector: str) -> None:  # noqa: F811
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     Receiver.bodies.clear()
     watch = kd.Monitor(tmp_path / "run", otlp=collector, interval_s=0.1)
@@ -173,7 +173,9 @@ def test_otlp(tmp_path, collector):  # noqa: F811
     assert b"forward" in Receiver.bodies[-1]
 
 
-def test_cloudwatch(tmp_path, monkeypatch, capsys):
+def test_cloudwatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a folder without a parent in its name."""
     monkeypatch.chdir(tmp_path)
     trainer_with(kd.Monitor("mine", cloudwatch="KD/Foreign", interval_s=0.1)).fit(
@@ -196,7 +198,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_page_verdict_and_comparison(two_runs, capsys):
+def test_page_verdict_and_comparison(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(two_runs / name) for name in ("lightning", "plain")]
     for folder in folders:
         assert report_main([folder]) == 0
@@ -216,7 +218,7 @@ def test_page_verdict_and_comparison(two_runs, capsys):
     assert summary["verdict"]["bound"] in {"model", "host", "data", "none"}
 
 
-def test_what_if(two_runs, capsys, refusal):
+def test_what_if(two_runs: Path, capsys: pytest.CaptureFixture[str], refusal) -> None:
     """What the records do not say is refused, not answered with 1.00x."""
     run = str(two_runs / "lightning")
     assert report_main([run, "--what-if", "gpus=8", "epochs=100", "price=24"]) == 0
@@ -231,7 +233,9 @@ def test_what_if(two_runs, capsys, refusal):
 
 
 # -- on and off from outside -------------------------------------------------------------------------------------------
-def test_words_reach_a_training_whose_run_is_in_an_object_store(tmp_path, monkeypatch, refusal):
+def test_words_reach_a_training_whose_run_is_in_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
     """``kd-report FOLDER --set kernels=2`` on the machine that trains; the store is refused."""
     url = "memory://foreign/mine/a"
     monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
@@ -270,7 +274,9 @@ def test_words_reach_a_training_whose_run_is_in_an_object_store(tmp_path, monkey
     ("smoke://signals/mine/a", "must be a URL of s3, "),
     ("http://127.0.0.1:9/runs/mine/a", "http://127.0.0.1:9/runs can't be written: "),
 ])  # fmt: skip
-def test_a_wrong_place_is_told_by_the_argument_that_gave_it(place, message, tmp_path, monkeypatch):
+def test_a_wrong_place_is_told_by_the_argument_that_gave_it(
+    place: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who calls ``kd.Monitor`` has typed no ``runs_dir``."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(objects, "PAUSE_S", 0.0)
@@ -309,7 +315,7 @@ def check_that_rank_1_is_named(run: RunRecords) -> None:
     assert "because rank 1 computes" in communication[0].text
 
 
-def test_two_ranks_of_lightnings_ddp_stop_at_the_same_step(tmp_path):
+def test_two_ranks_of_lightnings_ddp_stop_at_the_same_step(tmp_path: Path) -> None:
     run_ranks([str(tmp_path / "run")], tmp_path / "log", program=lightning_ranks)
     run = read_run(tmp_path / "run")
     assert run.summary["status"] == "stopped: MaxHours"
@@ -317,7 +323,7 @@ def test_two_ranks_of_lightnings_ddp_stop_at_the_same_step(tmp_path):
     check_that_rank_1_is_named(run)
 
 
-def test_two_ranks_of_a_plain_loop(tmp_path):
+def test_two_ranks_of_a_plain_loop(tmp_path: Path) -> None:
     run_ranks([str(tmp_path / "run")], tmp_path / "log", program=plain_ranks)
     run = read_run(tmp_path / "run")
     assert run.headers[0]["world_size"] == 2

@@ -16,7 +16,7 @@ GUIDE = TEXT[TEXT.index("## Coming from SageMaker Debugger") :]
 ROWS = [line.split("|")[1:-1] for line in GUIDE.splitlines() if line.startswith("| ")][1:]
 
 
-def test_each_rule_of_debuggers_has_one_of_the_same_name():
+def test_each_rule_of_debuggers_has_one_of_the_same_name() -> None:
     listed = [row[0] for row in ROWS if "rules" in row[0].partition(" ")[0] + row[0]]
     names = {
         name.removesuffix("Rule")
@@ -27,7 +27,7 @@ def test_each_rule_of_debuggers_has_one_of_the_same_name():
     assert names <= set(RULES), names - set(RULES)
 
 
-def test_each_setting_and_word_of_the_guide_is_taken():
+def test_each_setting_and_word_of_the_guide_is_taken() -> None:
     known = {field.name for field in fields(MonitorSettings)}
     cells = " ".join(row[1] for row in ROWS)
     named = set(re.findall(r"`(\w+)=", cells)) | set(re.findall(r", (\w+)=(?:True|ARN)", cells))
@@ -50,7 +50,7 @@ def test_each_setting_and_word_of_the_guide_is_taken():
         pass
 
 
-def test_the_guide_is_found_from_the_first_page():
+def test_the_guide_is_found_from_the_first_page() -> None:
     assert "kd/monitor/README.md" in (ROOT / "README.md").read_text()
     for tool in ("PyTorch Lightning", "HTA", "W&B"):
         assert tool in GUIDE

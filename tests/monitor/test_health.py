@@ -26,7 +26,7 @@ def trained(recipe: Path, *items: str) -> RunRecords:
     (15, [0, 2, 4, 6, 8, 10, 12, 14]),  # the first eight were taken
     (23, [0, 3, 6, 9, 12, 15, 18, 21]),
 ])  # fmt: skip
-def test_the_copied_weights_lie_over_the_whole_model(layers, copied):
+def test_the_copied_weights_lie_over_the_whole_model(layers: int, copied: list[int]) -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
     parameters = list(model.parameters())
     reading = _Reading(model, parameters, [])
@@ -60,7 +60,7 @@ class Witness(Callback):
         self.seen[trainer.fit_loop.epoch_loop.total_batch_idx] = (self.norm, float(outputs["loss"]))
 
 
-def test_readings_are_what_they_say(recipe):
+def test_readings_are_what_they_say(recipe: Path) -> None:
     witness = callback("tests.monitor.test_health.Witness")
     run = trained(recipe, witness)
     from tests.monitor.test_health import Witness as Used
@@ -76,14 +76,14 @@ def test_readings_are_what_they_say(recipe):
     assert run.counts == {"train": [12] * 4, "val": [4] * 4}
 
 
-def test_with_accumulated_gradients_batches_that_step_are_read(recipe):
+def test_with_accumulated_gradients_batches_that_step_are_read(recipe: Path) -> None:
     """Of 6 batches an epoch every third steps: a reading is due at each second, and falls on the next that steps."""
     run = trained(recipe, "trainer.accumulate_grad_batches=3", "trainer.max_epochs=2")
     assert [h["step"] for h in run.health] == [2, 5, 8, 11]
     assert all(h["grad_norm"] > 0 and h["update_ratio"] > 0 for h in run.health)
 
 
-def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe):
+def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe: Path) -> None:
     """Not at CRD's, which softens something else, nor at that of a loss without weight."""
     alone = trained(recipe, "trainer.max_epochs=1")
     before = "{crd: {class_path: CRDLoss}, hot: {class_path: KDLoss, init_args: {temperature: 99, weight: 0}},"
@@ -126,11 +126,11 @@ class Explode(Callback):
         (["model.task_loss_weight=1000"], "LossTermDominates"),
     ],
 )
-def test_a_planted_fault_is_named(recipe, items, rule):
+def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> None:
     assert rule in {f.rule for f in Explained(trained(recipe, *items, *LONG)).findings}
 
 
-def test_the_user_chooses_the_layers(recipe, refusal):
+def test_the_user_chooses_the_layers(recipe: Path, refusal) -> None:
     run = trained(recipe, 'monitor.activations=["blocks.*", "norm"]', "trainer.max_epochs=1")
     assert all(list(h["spread"]) == ["blocks.0", "norm"] for h in run.health)
     assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
@@ -142,12 +142,12 @@ def test_the_user_chooses_the_layers(recipe, refusal):
     assert not (run.folder.parent / "001").exists()
 
 
-def test_health_can_be_left_out(recipe):
+def test_health_can_be_left_out(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
     assert not list((run_of(recipe) / "records").glob("health*"))
 
 
-def test_a_cached_teacher_is_read_too(recipe, tmp_path):
+def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
     cache = [
         "model.teacher.cache=on",
         f"model.teacher.cache_dir={tmp_path / 'answers'}",

@@ -1,6 +1,7 @@
 """A window of steps under torch.profiler: operations by named range, and a trace that is kept."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from tests._helpers import TINY, save_teacher
 from tests._runs import callback, run_of
 
 
-def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe, tmp_path):
+def test_a_window_names_the_operations_of_teacher_student_and_backward(
+    recipe: Path, tmp_path: Path
+) -> None:
     size = {
         "embed_dim": 192,
         "depth": 4,
@@ -42,7 +45,7 @@ def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe, t
     assert "Top operations (steps 3 to 6)" in (folder / "report.html").read_text()
 
 
-def test_ranges_nest_and_the_innermost_counts():
+def test_ranges_nest_and_the_innermost_counts() -> None:
     a = torch.randn(300, 300)
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
@@ -62,7 +65,7 @@ def test_ranges_nest_and_the_innermost_counts():
     assert next(op for op in found["top"] if op["name"] == "aten::mm")["calls"] == 20
 
 
-def test_the_profilers_own_time_is_no_part_of_a_step(recipe):
+def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=2"]) == 0
     run = read_run(run_of(recipe))
     apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
@@ -75,13 +78,13 @@ def test_the_profilers_own_time_is_no_part_of_a_step(recipe):
     assert "profiling" not in run.summary["verdict"]["phases_ms"]
 
 
-def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe):
+def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Path) -> None:
     fail = callback("tests._stop.FailAtStep", step=4)
     items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
     assert train_main([f"recipe={recipe}", fail, *items]) == 1
     assert not torch.autograd._profiler_enabled()
 
 
-def test_group_of():
+def test_group_of() -> None:
     assert kind_of_work("aten::_scaled_dot_product_flash_attention") == "attention"
     assert kind_of_work("aten::gelu") == "other"

@@ -9,7 +9,7 @@ from kd.monitor.keys import MonitorSpec
 from kd.monitor.ring import Ring
 
 
-def test_prices_and_budgets_need_each_other():
+def test_prices_and_budgets_need_each_other() -> None:
     assert MonitorSpec(budget=5, price_per_hour=2).budget == 5
     for given, message in (
         ({"budget": 5}, "monitor.budget: 5 needs monitor.price_per_hour"),
@@ -19,5 +19,5 @@ def test_prices_and_budgets_need_each_other():
             MonitorSpec(**given)  # type: ignore[arg-type]
 
 
-def test_all_reduces_are_timed_between_processes_alone():
+def test_all_reduces_are_timed_between_processes_alone() -> None:
     Ring().on_train_start(SimpleNamespace(world_size=1), None)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def shares(run: RunRecords) -> dict[str, float]:
     return {name: ms / step for name, ms in phases.items()}
 
 
-def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path):
+def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) -> None:
     class Module(Classifier):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -63,7 +64,7 @@ def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path):
     assert run.config["trainer"]["max_epochs"] == 2
 
 
-def test_the_loss_of_accumulated_batches_is_a_batchs_own(tmp_path):
+def test_the_loss_of_accumulated_batches_is_a_batchs_own(tmp_path: Path) -> None:
     """Lightning hands callbacks the loss divided by the number of accumulated batches."""
 
     class Three(Classifier):
@@ -77,7 +78,7 @@ def test_the_loss_of_accumulated_batches_is_a_batchs_own(tmp_path):
     assert losses == [3.0] * len(losses) and losses
 
 
-def test_a_training_that_resumes_has_each_step_once_in_its_metrics(tmp_path):
+def test_a_training_that_resumes_has_each_step_once_in_its_metrics(tmp_path: Path) -> None:
     files = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     arguments = {"max_epochs": 2, "log_every_n_steps": 1, "enable_checkpointing": True}
     for checkpoint in (None, tmp_path / "epoch=0.ckpt"):
@@ -88,7 +89,7 @@ def test_a_training_that_resumes_has_each_step_once_in_its_metrics(tmp_path):
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(8))
 
 
-def test_a_loader_without_a_length_has_no_last_batch_of_the_loader_before():
+def test_a_loader_without_a_length_has_no_last_batch_of_the_loader_before() -> None:
     loop = PlainLoop()
     loop.expect([1, 2])
     assert [loop.is_last_batch for _ in loop.fetch([1, 2])] == [False, True]
@@ -96,7 +97,7 @@ def test_a_loader_without_a_length_has_no_last_batch_of_the_loader_before():
     assert [loop.is_last_batch for _ in loop.fetch(iter([1, 2, 3]))] == [False, False, False]
 
 
-def test_a_limit_stops_a_training_of_somebody_else(tmp_path):
+def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
     watch = kd.Monitor(tmp_path / "run", max_hours=1e-4, rules_every_s=0)
     trainer = trainer_with(watch, max_epochs=100)
     trainer.fit(Classifier(), OwnLoader(0.05))
@@ -105,13 +106,13 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path):
     assert trainer.current_epoch < 99
 
 
-def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path):
+def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match="run: can't be written: is a file; a folder must be there"):
         trained(tmp_path / "run", Classifier(), loader(2))
 
 
-def test_one_folder_holds_one_training(tmp_path):
+def test_one_folder_holds_one_training(tmp_path: Path) -> None:
     trained(tmp_path / "run", Classifier(), loader(2))
     with pytest.raises(UserError, match="holds the records of an earlier training"):
         trained(tmp_path / "run", Classifier(), loader(2))
@@ -124,7 +125,7 @@ def test_one_folder_holds_one_training(tmp_path):
             kd.Monitor(tmp_path / "other", **settings)
 
 
-def test_a_training_that_fails_leaves_its_reason(tmp_path):
+def test_a_training_that_fails_leaves_its_reason(tmp_path: Path) -> None:
     def broken() -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.rand(2, 3, SIDE, SIDE), torch.tensor([0, 1])
         raise RuntimeError("planted")
@@ -140,7 +141,7 @@ def test_a_training_that_fails_leaves_its_reason(tmp_path):
     assert summary["error"] == "RuntimeError: planted"
 
 
-def test_a_plain_loop_is_watched(tmp_path):
+def test_a_plain_loop_is_watched(tmp_path: Path) -> None:
     net = linear()
     with kd.Monitor(tmp_path / "run", interval_s=0.1) as watch:
         for _ in range(2):
@@ -159,7 +160,7 @@ def test_a_plain_loop_is_watched(tmp_path):
     assert "logging" not in shares(run)
 
 
-def test_a_loop_that_stops_says_why(tmp_path):
+def test_a_loop_that_stops_says_why(tmp_path: Path) -> None:
     with kd.Monitor(tmp_path / "run", max_hours=5e-5, rules_every_s=0) as watch:
         epochs = 0
         while not watch.stopped:
@@ -171,7 +172,9 @@ def test_a_loop_that_stops_says_why(tmp_path):
     assert read_run(tmp_path / "run").summary["status"] == "stopped: MaxHours"
 
 
-def test_a_problem_names_its_setting_and_is_printed_as_it_is(tmp_path, capsys):
+def test_a_problem_names_its_setting_and_is_printed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An address or a rule's text may hold the word that precedes the settings of kd's own runs."""
     problem = "http://monitor.lan:4318 does not take the numbers"
     Watched(tmp_path).report(problem, "otlp")
@@ -188,14 +191,14 @@ def test_a_problem_names_its_setting_and_is_printed_as_it_is(tmp_path, capsys):
     ({"instances": ["a"]}, "prices, instances: must be given together"),
 ])  # fmt: skip
 def test_a_mistake_names_the_setting_as_it_was_given_and_the_value_whole(
-    tmp_path, settings, message
-):
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
     """In kd's own runs the settings are below ``monitor``, a word that addresses and files may hold too."""
     with pytest.raises(UserError, match=re.escape(f"kd.Monitor: {message}")):
         kd.Monitor(tmp_path / "run", **settings)
 
 
-def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path):
+def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path: Path) -> None:
     """Nothing twice: a run of kd's adds what such runs alone have, another training its results and its way to stop."""
     spec = MonitorSpec(prometheus_port=9000)
     own = kd.Monitor.of_own_run(OwnRun(), spec, lambda rule: None)

@@ -22,6 +22,7 @@ from kd.clock import Clock, annotate, process_start, run_clock
 from kd.monitor.phases import Phases, phase_of
 from kd.monitor.watched import Watched
 from kd.report.records import PHASES, RunRecords, percentile, read_run
+from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import ROOT, write_recipe
 from tests._runs import callback
@@ -46,7 +47,7 @@ def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
     return percentile([s["p"].get(phase, 0.0) for s in run.steps[rank] if not s.get("first")], 50)
 
 
-def test_the_phases_of_a_run_add_up_to_its_steps(recipe):
+def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     StepWatch.starts.clear()
     own = callback("tests.monitor.test_phases.StepWatch")
     assert train_main([f"recipe={recipe}", own]) == 0
@@ -102,7 +103,7 @@ class Plant(Callback):
 
 
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
-def test_a_planted_delay_shows_in_its_phase(recipe, part, hand_clock):
+def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
     plant = callback("tests.monitor.test_phases.Plant", part=part)
     assert train_main([f"recipe={recipe}", plant, "trainer.max_epochs=1"]) == 0
     run = newest(recipe)
@@ -119,7 +120,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     return newest(recipe)
 
 
-def test_totals_hold_every_step_but_the_first(plain):
+def test_totals_hold_every_step_but_the_first(plain: RunRecords) -> None:
     run = plain
     steps, total = run.steps[0], run.totals[0]
     assert total["steps"] == len(steps) - 1
@@ -130,7 +131,7 @@ def test_totals_hold_every_step_but_the_first(plain):
     assert startup["s"] == pytest.approx(sum(startup["parts"].values()), abs=0.02)
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(recipe):
+def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     stop = callback("tests._stop.StopAfterEpoch", epoch=0)
     assert train_main([f"recipe={recipe}", stop]) == 143
     folder = newest(recipe).folder
@@ -141,7 +142,9 @@ def test_a_resumed_run_goes_on_in_the_same_file(recipe):
     assert len(run.events) == 2
 
 
-def test_monitor_off_leaves_no_records_and_the_same_student(recipe, plain):
+def test_monitor_off_leaves_no_records_and_the_same_student(
+    recipe: Path, plain: RunRecords
+) -> None:
     assert train_main([f"recipe={recipe}", "monitor.enabled=false"]) == 0
     off = newest(recipe)
     assert not (off.folder / "records").exists()
@@ -150,7 +153,9 @@ def test_monitor_off_leaves_no_records_and_the_same_student(recipe, plain):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(pictures, tmp_path):
+def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
+    pictures: Path, tmp_path: Path
+) -> None:
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4
     )
@@ -175,7 +180,7 @@ class LateRank(Callback):
             time.sleep(0.2)
 
 
-def test_the_progress_bar_says_what_limits_the_run_so_far():
+def test_the_progress_bar_says_what_limits_the_run_so_far() -> None:
     phases = Phases(Watched(Path()))
     phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
     step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}, **dict.fromkeys(COUNTED, 0.0)}
@@ -190,7 +195,7 @@ def test_the_progress_bar_says_what_limits_the_run_so_far():
     assert phases.so_far() == "data wait 0%, teacher-bound"
 
 
-def test_a_resumed_runs_callbacks_are_counted_over_all_starts_as_its_steps_are():
+def test_a_resumed_runs_callbacks_are_counted_over_all_starts_as_its_steps_are() -> None:
     """The totals count the steps of all starts: so must the time by which they are divided."""
     written: list[dict[str, Any]] = []
     earlier = {
@@ -231,7 +236,7 @@ class Queue(Clock):
         return self.waited
 
 
-def test_a_wait_for_a_core_outside_the_step_is_not_the_steps():
+def test_a_wait_for_a_core_outside_the_step_is_not_the_steps() -> None:
     clock = Queue()
     for _ in range(2):
         clock.waited += 5
@@ -243,7 +248,7 @@ def test_a_wait_for_a_core_outside_the_step_is_not_the_steps():
     assert [step.ready_ms for step in clock.take()] == [8, 8]
 
 
-def test_a_wait_for_a_core_counts_to_the_data_only_where_it_fell_into_it():
+def test_a_wait_for_a_core_counts_to_the_data_only_where_it_fell_into_it() -> None:
     """A loader that sleeps on a crowded machine waits for its source: the cores are waited for elsewhere."""
     clock = Queue()
     clock.waited += 100
@@ -294,7 +299,9 @@ class Event:
         return later.at - self.at
 
 
-def test_device_events_count_work_where_it_runs_and_only_exposed_waits(hand_clock):
+def test_device_events_count_work_where_it_runs_and_only_exposed_waits(
+    hand_clock: HandClock,
+) -> None:
     device = Device()
     clock = Clock(device.event)
     clock.restart()
@@ -320,8 +327,8 @@ def test_device_events_count_work_where_it_runs_and_only_exposed_waits(hand_cloc
 
 
 def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_scope_follows(
-    hand_clock, monkeypatch
-):
+    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = 0.0
     monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
     clock = Clock()
@@ -333,7 +340,9 @@ def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_sco
     assert step.ready_ms == 10
 
 
-def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait(hand_clock, monkeypatch):
+def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait(
+    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = 0.0
     monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
     clock = Clock()
@@ -347,7 +356,7 @@ def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait(hand_clock, monkeypa
     assert (step.data_ready_ms, step.ready_ms) == (20, 20)
 
 
-def test_steps_are_not_waited_for_until_asked(hand_clock):
+def test_steps_are_not_waited_for_until_asked(hand_clock: HandClock) -> None:
     device = Device()
     clock = Clock(device.event)
     clock.enter("teacher")
@@ -358,7 +367,7 @@ def test_steps_are_not_waited_for_until_asked(hand_clock):
     assert len(clock.take(wait=True)) == 1
 
 
-def test_annotate_is_free_without_a_clock_and_survives_errors(hand_clock):
+def test_annotate_is_free_without_a_clock_and_survives_errors(hand_clock: HandClock) -> None:
     @annotate("teacher")
     def fail() -> None:
         raise KeyError("planted")
@@ -378,7 +387,7 @@ def test_annotate_is_free_without_a_clock_and_survives_errors(hand_clock):
     assert set(step.phases) == {"teacher", "logging"}
 
 
-def test_a_process_knows_when_it_started_by_the_clock_of_the_rest():
+def test_a_process_knows_when_it_started_by_the_clock_of_the_rest() -> None:
     reader, writer = os.pipe()
     before = time.time()
     pid = os.fork()
@@ -390,7 +399,7 @@ def test_a_process_knows_when_it_started_by_the_clock_of_the_rest():
     assert before - 0.05 < float(os.read(reader, 64)) < time.time() + 0.05
 
 
-def test_a_shell_that_becomes_the_program_is_no_part_of_its_start():
+def test_a_shell_that_becomes_the_program_is_no_part_of_its_start() -> None:
     """As with ``bash -c "pip install ...; kd-train ..."``, whose last command takes the shell's process over."""
     without_torch = 'import sys, unittest.mock; sys.modules["torch"] = unittest.mock.MagicMock()'  # which takes seconds
     code = f"{without_torch}; import kd; from kd.clock import process_start; print(process_start() - kd._IMPORTED)"
@@ -399,5 +408,5 @@ def test_a_shell_that_becomes_the_program_is_no_part_of_its_start():
     assert float(done.stdout) == 0.0  # and not -0.5
 
 
-def test_an_actions_name_gives_its_phase():
+def test_an_actions_name_gives_its_phase() -> None:
     assert phase_of("[Strategy]SingleDeviceStrategy.backward") == "backward"

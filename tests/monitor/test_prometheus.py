@@ -54,7 +54,7 @@ class Ask(Callback):
         self.answers.append(get(f"http://{self.host}:{self.port}/metrics"))
 
 
-def test_the_endpoint_tells_phases_losses_and_the_machine(recipe):
+def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     port = int(free_port())
     own = callback("tests.monitor.test_prometheus.Ask", port=port)
     slow = callback("tests._stop.Slow", seconds=0.05)
@@ -85,7 +85,7 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe):
         get(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_the_address_is_chosen(recipe, capsys):
+def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = int(free_port())
     asked = callback("tests.monitor.test_prometheus.Ask", port=port, host="127.0.0.2")
     items = [
@@ -103,7 +103,7 @@ def test_the_address_is_chosen(recipe, capsys):
     )
 
 
-def test_a_taken_port_is_one_line(recipe, capsys):
+def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -141,7 +141,7 @@ class Scrape(Callback):
 
 
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
-def test_prometheus_scrapes_and_every_panel_has_data(recipe, tmp_path):
+def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Path) -> None:
     port, server_port = int(free_port()), free_port()
     (tmp_path / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: [{FILES / 'alerts.yaml'}]\n"
@@ -173,7 +173,7 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe, tmp_path):
     assert all(n for title, n in without_gpu.items() if title not in seldom), Used.found
 
 
-def test_every_query_of_the_dashboard_names_a_series_that_there_is():
+def test_every_query_of_the_dashboard_names_a_series_that_there_is() -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
     phases, system, health, watch = (
         Phases(WATCHED),
@@ -226,7 +226,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is():
     assert values["kd_health", "grad_norm"] == 2
 
 
-def test_alerts_name_series_that_there_are():
+def test_alerts_name_series_that_there_are() -> None:
     """Of a run or of the server."""
     served = {
         f"{family.name}_total"

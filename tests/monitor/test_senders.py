@@ -16,7 +16,7 @@ SLOW = callback("tests._stop.Slow", seconds=0.05)
 SHORT = [SLOW, "monitor.interval_s=0.1", "trainer.max_epochs=1"]
 
 
-def test_otlp(recipe, collector):  # noqa: F811
+def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
         ExportMetricsServiceRequest,
@@ -45,7 +45,7 @@ def test_otlp(recipe, collector):  # noqa: F811
     assert units["kd.phase_seconds"] == "s"
 
 
-def test_cloudwatch(recipe, capsys):
+def test_cloudwatch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each line is in the embedded metric format, and its last one has what the run measured."""
     items = ["monitor.cloudwatch=KD/Tests", "monitor.send_every_s=0.3", "monitor.rules_every_s=0.2"]
     assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
@@ -72,7 +72,7 @@ def test_cloudwatch(recipe, capsys):
     assert (units["phase_seconds.teacher"], units["cpu_percent"]) == ("Seconds", "Percent")
 
 
-def test_the_alarm_reads_a_metric_of_the_line():
+def test_the_alarm_reads_a_metric_of_the_line() -> None:
     """The file is AWS's own request, and counts the rules that fire."""
     alarm = json.loads((MONITOR / "cloudwatch_alarm.json").read_text())
     fired = {"rule_fired": {("Overfit",): 1.0, ("Swap",): 0.0, ("AllZero",): 1.0}}
@@ -90,7 +90,9 @@ def test_the_alarm_reads_a_metric_of_the_line():
     assert not report.has_errors(), report.generate_report()
 
 
-def test_a_collector_that_is_gone_stops_no_run(recipe, monkeypatch, capsys):
+def test_a_collector_that_is_gone_stops_no_run(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nobody listens: told once."""
     pytest.importorskip("opentelemetry")
     monkeypatch.setattr("kd.monitor.otlp.TIMEOUT_S", 1)
@@ -115,5 +117,5 @@ def test_a_collector_that_is_gone_stops_no_run(recipe, monkeypatch, capsys):
         ("monitor.send_every_s=0", "monitor.send_every_s: must be > 0, got 0"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(recipe, item, told, refusal):
+def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
     assert told in refusal("train", [f"recipe={recipe}", item])

@@ -5,6 +5,7 @@ Times are the training's own (``own_time``): what other processes of the machine
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from kd.report.limits import Limit
 from kd.report.records import RunRecords
 from kd.report.rules import Explained
+from tests._clock import OwnTime
 from tests.monitor._foreign import BATCH, STEPS, Classifier, OwnLoader, linear, trained
 
 torchvision = pytest.importorskip("torchvision")
@@ -75,7 +77,9 @@ def own_limits(run: RunRecords) -> list[Limit]:
     return [one for one in Explained(run).limits if "other processes use" not in one.text]
 
 
-def test_a_loader_that_starves_is_named_and_the_cure_gives_what_was_promised(tmp_path, own_time):
+def test_a_loader_that_starves_is_named_and_the_cure_gives_what_was_promised(
+    tmp_path: Path, own_time: OwnTime
+) -> None:
     """Hyundai's: a loader of their own, slower than the step; no number of loader processes is guessed."""
     before = trained(tmp_path / "before", Classifier(forward_s=5.0), OwnLoader(5.0))
     first = own_limits(before)[0]
@@ -94,7 +98,7 @@ def test_a_loader_that_starves_is_named_and_the_cure_gives_what_was_promised(tmp
     assert reached == pytest.approx(2, rel=0.1)
 
 
-def test_a_backward_pass_that_swings_is_named(tmp_path, own_time):
+def test_a_backward_pass_that_swings_is_named(tmp_path: Path, own_time: OwnTime) -> None:
     """KT's: the data wait is nothing, and backward takes 8 or 31 s of the same shapes."""
     before = trained(tmp_path / "before", Classifier(Swings()), OwnLoader(0.0006))
     texts = {finding["rule"]: finding["text"] for finding in before.summary["findings"]}
@@ -109,7 +113,7 @@ def test_a_backward_pass_that_swings_is_named(tmp_path, own_time):
     assert own_limits(after)[0].text.startswith("the model's own training takes")
 
 
-def test_augmentation_that_binds_is_named(tmp_path, own_time):
+def test_augmentation_that_binds_is_named(tmp_path: Path, own_time: OwnTime) -> None:
     """DALI's: large pictures, augmented one by one on the CPU; the cure is to make them small ahead."""
     large = DataLoader(Augmented(900), batch_size=BATCH)
     resnet = torchvision.models.ResNet

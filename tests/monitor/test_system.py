@@ -61,7 +61,7 @@ class FakeNVML(ModuleType):
         return 0x20 * handle
 
 
-def test_every_gpu_is_read(monkeypatch):
+def test_every_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML("pynvml"))
     gpus = Gpus(["aa", "bb", "", "bb"])
     assert gpus.names() == ["Fake H1", "Fake H1"]
@@ -71,7 +71,7 @@ def test_every_gpu_is_read(monkeypatch):
     assert "w" not in second
 
 
-def test_no_gpu_no_reading(monkeypatch):
+def test_no_gpu_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(ModuleType):
         def nvmlInit(self) -> None:
             raise RuntimeError("Driver Not Loaded")
@@ -82,7 +82,7 @@ def test_no_gpu_no_reading(monkeypatch):
     assert Gpus(["aa"]).read() == []
 
 
-def test_a_busy_core_and_memory_show():
+def test_a_busy_core_and_memory_show() -> None:
     machine, began = SystemReader(), time.monotonic()
     until = time.process_time() + 0.2
     held = bytearray(60_000_000)
@@ -114,7 +114,7 @@ class Switch(Callback):
             (folder / "monitor").write_text(("off\n", "on\n")[trainer.current_epoch])
 
 
-def test_sampling_is_switched_while_the_job_runs(recipe):
+def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
     own = callback("tests.monitor.test_system.Switch")
     items = ["trainer.max_epochs=3", "monitor.interval_s=0.1", own]
     assert train_main([f"recipe={recipe}", *items]) == 0
@@ -131,7 +131,7 @@ def test_sampling_is_switched_while_the_job_runs(recipe):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path):
+def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path: Path) -> None:
     (tmp_path / "monitor").mkdir()  # as a file that is too large
     (tmp_path / "records").mkdir()
     system = System(SimpleNamespace(), 0.05)  # type: ignore[arg-type]
@@ -144,14 +144,14 @@ def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path):
     assert system.newest["cpu"]
 
 
-def test_loader_workers_are_watched(recipe):
+def test_loader_workers_are_watched(recipe: Path) -> None:
     slow = callback("tests._stop.Slow", seconds=0.15)
     items = ["data.num_workers=2", "monitor.interval_s=0.1", slow]
     assert train_main([f"recipe={recipe}", *items]) == 0
     assert any(len(s["workers"]) >= 2 for s in next(iter(newest(recipe).samples.values())))
 
 
-def test_an_impossible_interval_is_told_by_its_key(recipe, refusal):
+def test_an_impossible_interval_is_told_by_its_key(recipe: Path, refusal) -> None:
     assert "monitor.interval_s: must be >= 0.05, got 0" in refusal(
         "train", [f"recipe={recipe}", "monitor.interval_s=0"]
     )

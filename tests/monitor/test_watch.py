@@ -31,7 +31,9 @@ def newest(recipe: Path) -> RunRecords:
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
-def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(recipe, capsys):
+def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tiny pair's teacher is nearly uniform: the first reading tells."""
     assert train_main([f"recipe={recipe}", *LONG, "monitor.actions.TemperatureTooHigh=stop"]) == 0
     run = newest(recipe)
@@ -57,7 +59,7 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(recipe, cap
 
 
 @pytest.mark.slow  # test_control.py: two ranks follow at the same batch; below: hours stop a run
-def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures, tmp_path):
+def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_path: Path) -> None:
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300
     )
@@ -68,7 +70,7 @@ def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures, tmp_path):
     assert [steps[-1]["step"] for steps in run.steps.values()] == [run.summary["steps"] - 1] * 2
 
 
-def test_a_budget_is_hours_at_a_price(recipe, capsys):
+def test_a_budget_is_hours_at_a_price(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = ["monitor.budget=0.01", "monitor.price_per_hour=40", *LONG]  # 0.9 s
     assert train_main([f"recipe={recipe}", *items]) == 0
     assert newest(recipe).summary["status"] == "stopped: BudgetSpent"
@@ -97,7 +99,9 @@ def address() -> Iterator[str]:
         yield f"{server.address}/alarm"
 
 
-def test_a_webhook_is_told_once_and_tried_again(recipe, address, monkeypatch):
+def test_a_webhook_is_told_once_and_tried_again(
+    recipe: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
     monkeypatch.setattr(
         "kd.monitor.watch.ask_rules", lambda folder: HOT
@@ -127,7 +131,9 @@ class NoHttp(socketserver.StreamRequestHandler):
         self.wfile.write(b"220 mail.example.com ESMTP\r\n")
 
 
-def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(recipe, capsys, monkeypatch):
+def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rule fires at the first look; posting it takes longer than the run may."""
     monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
     monkeypatch.setattr(
@@ -150,7 +156,9 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(recipe, caps
     assert NoHttp.posts == 3
 
 
-def test_an_action_that_fails_leaves_the_others(recipe, capsys, monkeypatch):
+def test_an_action_that_fails_leaves_the_others(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rule's event can't be written; the run stops all the same when its hours are up."""
 
     class Full(Writer):
@@ -167,7 +175,9 @@ def test_an_action_that_fails_leaves_the_others(recipe, capsys, monkeypatch):
     assert capsys.readouterr().err.count("kd-train: TemperatureTooHigh: no room\n") == 1
 
 
-def test_an_answer_of_the_rules_after_the_end_does_nothing(tmp_path, capsys, monkeypatch):
+def test_an_answer_of_the_rules_after_the_end_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rules may take minutes; the end of the training waits for them for less."""
     asked, may_answer = threading.Event(), threading.Event()
 
@@ -193,7 +203,7 @@ def test_an_answer_of_the_rules_after_the_end_does_nothing(tmp_path, capsys, mon
     assert capsys.readouterr().err == ""
 
 
-def test_a_threshold_by_key_holds_for_all_who_ask(recipe):
+def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.thresholds.TemperatureTooHigh.high=1.1"]) == 0
     folder = newest(recipe).folder
     assert "TemperatureTooHigh" not in {f["rule"] for f in newest(recipe).summary["findings"]}
@@ -229,12 +239,14 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe):
         ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(recipe, item, told, refusal):
+def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
     assert told in refusal("train", [f"recipe={recipe}", item])
     assert not (recipe.parent / "runs").exists()
 
 
-def test_the_price_is_that_of_the_machines(recipe, capsys, refusal):
+def test_the_price_is_that_of_the_machines(
+    recipe: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     table = recipe.with_name("prices.yaml")
     table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
     priced = [f"recipe={recipe}", f"monitor.prices={table}", "trainer.max_epochs=1"]
@@ -260,7 +272,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     return newest(recipe)
 
 
-def test_mistakes_between_classes_are_counted(plain):
+def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
     """Each wrong picture of the best validation is one confusion; the rules read them."""
     of_run = Series("run", Facts(plain))
     assert of_run["val_counts"] == dict.fromkeys(["apple", "bread", "cake", "dates"], 4)
@@ -268,7 +280,7 @@ def test_mistakes_between_classes_are_counted(plain):
     assert sum(times for _, _, times in of_run["confusions"]) == pytest.approx(wrong)
 
 
-def test_pictures_and_weights_are_looked_at(plain):
+def test_pictures_and_weights_are_looked_at(plain: RunRecords) -> None:
     reading = plain.health[-1]
     assert reading["inputs"]["bytes"] is True
     assert reading["inputs"]["constant"] == reading["inputs"]["duplicated"] == 0
@@ -277,7 +289,7 @@ def test_pictures_and_weights_are_looked_at(plain):
     assert set(reading["zeros"]) == set(reading["spread"])
 
 
-def test_a_failed_post_does_not_show_its_password(monkeypatch):
+def test_a_failed_post_does_not_show_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "TRIES", 1)
     with pytest.raises(OSError, match=r"^\.\.\.: InvalidURL$"):
         watch.post("https://me:hush@127.0.0.1/hook", {})

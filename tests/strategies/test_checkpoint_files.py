@@ -63,7 +63,9 @@ def full_disk(items: list[str]) -> int:
         ),
     ],
 )
-def test_a_full_disk_of_rank_0_ends_the_other_rank(name, items, reason, recipe):
+def test_a_full_disk_of_rank_0_ends_the_other_rank(
+    name: str, items: list[str], reason: str, recipe: Path
+) -> None:
     """It would wait in Lightning's barrier while the process of rank 0 lives, for up to ``rank_timeout_s``."""
     log = recipe.parent / "log.txt"
     first, second = log.with_suffix(".0"), log.with_suffix(".1")

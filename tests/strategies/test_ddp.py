@@ -31,21 +31,23 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     )
 
 
-def test_a_missing_module_is_one_clear_line():
+def test_a_missing_module_is_one_clear_line() -> None:
     with pytest.raises(
         UserError, match=r"trainer.strategy: the backend gone needs the module no_such_module"
     ):
         DDP(backend="gone", module="no_such_module")
 
 
-def test_a_module_without_the_backend_is_named():
+def test_a_module_without_the_backend_is_named() -> None:
     with pytest.raises(
         UserError, match=r"trainer.strategy.backend: json registers no backend 'gone'"
     ):
         DDP(backend="gone", module="json")
 
 
-def test_a_backend_from_elsewhere_by_name_and_import(recipe, plain, tmp_path, monkeypatch):
+def test_a_backend_from_elsewhere_by_name_and_import(
+    recipe: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere_backend.py").write_text(ELSEWHERE)
     monkeypatch.syspath_prepend(tmp_path)
     folder = train(
@@ -56,7 +58,7 @@ def test_a_backend_from_elsewhere_by_name_and_import(recipe, plain, tmp_path, mo
     assert summary_of(folder)["strategy"] == "DDP"
 
 
-def test_a_moving_average_is_not_trained(recipe):
+def test_a_moving_average_is_not_trained(recipe: Path) -> None:
     """Of two ranks it is that of one with their batches; DDP waits for no gradient of it."""
     folder = train(recipe, "trainer.strategy=ddp", "model.ema_decay=0.5")
     alone = run(
@@ -79,18 +81,20 @@ def test_a_moving_average_is_not_trained(recipe):
     ],
     ids=["bf16", "factors"],
 )
-def test_compressed_gradients_learn_nearly_the_same(recipe, plain, items, tolerance):
+def test_compressed_gradients_learn_nearly_the_same(
+    recipe: Path, plain: Path, items: list[str], tolerance: float
+) -> None:
     folder = train(recipe, *items)
     assert losses(folder) != losses(plain)
     assert losses(folder) == pytest.approx(losses(plain), rel=tolerance)
 
 
-def test_the_rest_is_for_torchs_ddp():
+def test_the_rest_is_for_torchs_ddp() -> None:
     assert DDP(static_graph=True)._ddp_kwargs["static_graph"] is True
 
 
 @pytest.mark.slow  # the setting arrives: above
-def test_a_static_graph(recipe, plain):
+def test_a_static_graph(recipe: Path, plain: Path) -> None:
     static = train(
         recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true"
     )
@@ -100,13 +104,15 @@ def test_a_static_graph(recipe, plain):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_sharded_optimizer_learns_the_same_whatever_the_weights_memory_order(recipe, name):
+def test_a_sharded_optimizer_learns_the_same_whatever_the_weights_memory_order(
+    recipe: Path, name: str
+) -> None:
     items = ["trainer.strategy=ddp", "model.student.channels_last=true", f"optim.name={name}"]
     assert losses(train(recipe, *items, "config=zero")) == losses(train(recipe, *items))
 
 
 @pytest.mark.slow  # test_smddp.py: two processes shard the optimizer
-def test_the_summary_says_what_the_sharded_optimizer_saves(recipe):
+def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None:
     wide = ["model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"]
     whole = train(recipe, "trainer.strategy=ddp", *wide)
     shared = train(recipe, "trainer.strategy=ddp", "config=zero", *wide)
@@ -133,7 +139,9 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe):
         ("powersgd_rank=0", "trainer.strategy.powersgd_rank: must be >= 1, got 0"),
     ],
 )
-def test_what_powersgd_refuses_is_refused_before_the_run(item, message, refusal, tmp_path):
+def test_what_powersgd_refuses_is_refused_before_the_run(
+    item: str, message: str, refusal, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     command = ["recipe=foodtag_vit", "config=powersgd", f"trainer.strategy.{item}"]
     assert message in refusal("train", [*command, f"runs_dir={runs}"])

@@ -48,7 +48,7 @@ SHORT = [
     ],
     ids=["1", "2, with an average", "3, with a loss with parameters"],
 )
-def test_shards_learn_what_whole_copies_learn(recipe, stage, more):
+def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: list[str]) -> None:
     plain, sharded = (train(recipe, *strategy, *more) for strategy in (PLAIN, deepspeed(stage)))
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
@@ -63,7 +63,7 @@ def test_shards_learn_what_whole_copies_learn(recipe, stage, more):
 
 
 @SLOW
-def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe):
+def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
     """The same keys, shapes and values, in one file that is read without pickle's code; no teacher."""
     plain, sharded = (
         torch.load(train(recipe, *strategy, *HINT) / "checkpoints" / "last.ckpt", weights_only=True)
@@ -87,7 +87,7 @@ def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe):
     ],
     ids=["DDP to 1", "DDP to 3", "2 to DDP", "3 to 2"],
 )
-def test_checkpoints_load_in_the_other(recipe, first, then):
+def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: list[str]) -> None:
     kill = callback("tests._stop.FailAtStep", step=4)
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = train(recipe, *PLAIN)
@@ -98,7 +98,7 @@ def test_checkpoints_load_in_the_other(recipe, first, then):
 
 
 @SLOW
-def test_parameters_that_the_ranks_can_not_share_evenly(recipe):
+def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
     """Three ranks: stage 3 pads every tensor; what is padding is neither saved nor looked at."""
     three = ["trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=2", "config=audit"]
     kill = callback("tests._stop.FailAtStep", step=4)
@@ -131,7 +131,7 @@ def ranks(
     ],
     ids=["bf16", "offloaded"],
 )
-def test_autocast_and_offload(recipe, more):
+def test_autocast_and_offload(recipe: Path, more: list[str]) -> None:
     plain, sharded = (
         train(recipe, *PLAIN, *more[: "bf16" in more[0]]),
         train(recipe, *deepspeed(2), *more),
@@ -140,7 +140,7 @@ def test_autocast_and_offload(recipe, more):
 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
-def test_a_gradient_that_is_no_number_stops_the_run(recipe, stage):
+def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) -> None:
     """DeepSpeed leaves such a step out, and says nothing."""
     every = "checkpoint.every_n_steps=1"
     folder = train(recipe, *deepspeed(stage), every, disturb("BreakGradient", step=3), expect=1)
@@ -171,6 +171,6 @@ def test_a_gradient_that_is_no_number_stops_the_run(recipe, stage):
         ([*deepspeed(2), "trainer.strategy.stage=4"], "trainer.strategy"),
     ],
 )
-def test_what_does_not_go_together_is_refused(recipe, items, message):
+def test_what_does_not_go_together_is_refused(recipe: Path, items: list[str], message: str) -> None:
     train(recipe, *items, expect=2)
     assert f"kd-train: {message}" in said(recipe)

@@ -29,16 +29,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
 
 
 @pytest.mark.slow  # with a loss over logits alone; with parameters too: the next one
-def test_shards_learn_what_whole_copies_learn_from_logits(recipe):
+def test_shards_learn_what_whole_copies_learn_from_logits(recipe: Path) -> None:
     check_same(train(recipe, PLAIN), train(recipe, SHARDED))
 
 
-def test_shards_learn_what_whole_copies_learn(recipe, whole):
+def test_shards_learn_what_whole_copies_learn(recipe: Path, whole: Path) -> None:
     check_same(train(recipe, PLAIN, *HINT), whole)
 
 
 @pytest.mark.slow  # Muon needs whole matrices, which a shard does not have
-def test_shards_learn_what_whole_copies_learn_by_muon(recipe):
+def test_shards_learn_what_whole_copies_learn_by_muon(recipe: Path) -> None:
     items = [*HINT, "optim.name=muon"]
     check_same(train(recipe, PLAIN, *items), train(recipe, SHARDED, *items), of_half=0.1)
 
@@ -58,7 +58,7 @@ def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
     [pytest.param(PLAIN, SHARDED, marks=pytest.mark.slow), (SHARDED, PLAIN)],
     ids=["to shards", "from shards"],
 )
-def test_checkpoints_load_in_the_other(recipe, whole, first, then):
+def test_checkpoints_load_in_the_other(recipe: Path, whole: Path, first: str, then: str) -> None:
     kill = callback("tests._stop.FailAtStep", step=4)
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = whole if first == SHARDED else train(recipe, first, *HINT)
@@ -70,13 +70,13 @@ def test_checkpoints_load_in_the_other(recipe, whole, first, then):
 
 
 @pytest.mark.slow  # test_sharding.py: who shards refuses what does not go with it
-def test_what_does_not_go_together_is_refused(recipe):
+def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
     train(recipe, SHARDED, "model.ema_decay=0.9", expect=2)
     assert "kd-train: model.ema_decay: must be null with FSDP" in said(recipe)
 
 
 @pytest.mark.slow  # tests/test_survival.py: fewer validation pictures than processes
-def test_ranks_whose_last_validation_batch_is_padding_alone(recipe):
+def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
     """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
     In bf16, with accumulation."""
     items = [

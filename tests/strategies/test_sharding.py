@@ -1,5 +1,6 @@
 """Strategies that cut the student over the processes, and those that do not, by their protocol."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,9 @@ from kd.strategies.fsdp import FSDP
 from tests._forks import start, status_of
 
 
-def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(monkeypatch):
+def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         "kd.strategies.deepspeed.find_spec", lambda name: name
     )  # it is made without the package
@@ -43,7 +46,7 @@ def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(monkeypatch):
                 strategy.shard(module.student)
 
 
-def test_fsdp_refuses_simkd(monkeypatch):
+def test_fsdp_refuses_simkd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its classifier is set from the projection, of which each process would have a part."""
     monkeypatch.setattr(FSDP, "device_mesh", {"data_parallel": None})
     student, teacher = (timm.create_model("resnet10t", num_classes=5) for _ in range(2))
@@ -55,7 +58,7 @@ def test_fsdp_refuses_simkd(monkeypatch):
         FSDP().shard(module.student)
 
 
-def test_students_in_shards_are_validated_and_fitted_again(tmp_path):
+def test_students_in_shards_are_validated_and_fitted_again(tmp_path: Path) -> None:
     """Lightning configures the model in each of its calls, and torch's ``fully_shard`` refuses a second time."""
 
     def work(_: list[str]) -> int:
@@ -83,7 +86,7 @@ def test_students_in_shards_are_validated_and_fitted_again(tmp_path):
     assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
 
 
-def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path):
+def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
@@ -105,7 +108,7 @@ def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "both"])
-def test_other_names_of_weights_are_refused_as_without_shards(change):
+def test_other_names_of_weights_are_refused_as_without_shards(change: str) -> None:
     """torch's ``set_model_state_dict`` takes this run's own value for a weight that a checkpoint lacks."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     weights = model.state_dict()

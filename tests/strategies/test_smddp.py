@@ -31,7 +31,7 @@ for name in ("new_group", "new_subgroups", "gather", "gather_object", "scatter",
 """
 
 
-def test_without_the_library_one_clear_line():
+def test_without_the_library_one_clear_line() -> None:
     with pytest.raises(
         UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"
     ):
@@ -61,7 +61,7 @@ def train(recipe: Path, *items: str) -> tuple[list[int], str]:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_two_processes_over_the_backend_shard_the_optimizer(recipe):
+def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> None:
     wide = "model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"
     statuses, said = train(recipe, "config=zero", wide)
     assert statuses == [0, 0], said
@@ -73,14 +73,14 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe):
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
 
 
-def test_what_smddp_can_not_do_is_refused():
+def test_what_smddp_can_not_do_is_refused() -> None:
     with pytest.raises(
         UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"
     ):
         DDP(backend="smddp", module=HOOK, compression="powersgd")
 
 
-def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch):
+def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch reports it in small letters."""
     monkeypatch.setattr("kd.strategies.ddp._import", lambda module, backend: None)
     strategy = DDP(backend="SMDDP", module=HOOK)
@@ -95,7 +95,7 @@ def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch):
         DDP(backend="SMDDP", module=HOOK, compression="bf16")
 
 
-def test_smddp_without_its_package_is_never_plain_ddp():
+def test_smddp_without_its_package_is_never_plain_ddp() -> None:
     from kd.strategies.ddp import SMDDPStrategy
 
     with pytest.raises(UserError, match="smdistributed"):

@@ -5,7 +5,7 @@ import torch
 from kd.teachers.answer_codec import Half, half
 
 
-def test_half_precision_keeps_what_is_too_large_as_its_largest():
+def test_half_precision_keeps_what_is_too_large_as_its_largest() -> None:
     assert half(torch.tensor([1e9, -1e9, 1.5])).tolist() == [65504, -65504, 1.5]
     codec, x = Half((3, 2)), torch.randn(4, 3, 2)
     records = codec.encode(x)

@@ -40,7 +40,7 @@ def logits_of(file: Path) -> np.ndarray:
     return logits
 
 
-def test_four_forms_of_the_same_answers(tmp_path):
+def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -66,7 +66,7 @@ def test_four_forms_of_the_same_answers(tmp_path):
     np.testing.assert_allclose(logits_of(wide(tmp_path / "raw.csv", NAMES, raw)), raw, rtol=1e-5)
 
 
-def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path):
+def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path: Path) -> None:
     file = tmp_path / "top.csv"
     lines = [f"{name},bread,0.6\n{name},cake,0.2" for name in NAMES]
     file.write_text("\n".join(["picture,label,p", *lines]))
@@ -85,7 +85,7 @@ def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path):
         (lambda s: s.replace("picture", "file", 1), "has no column 'picture' (file, apple"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_one_line(change, text, tmp_path):  # type: ignore[no-untyped-def]
+def test_a_wrong_file_is_one_line(change, text: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     file = wide(tmp_path / "a.csv", NAMES, shares(8))
     file.write_text(change(file.read_text().replace("\r\n", "\n")))
     with pytest.raises(UserError) as caught:
@@ -94,7 +94,7 @@ def test_a_wrong_file_is_one_line(change, text, tmp_path):  # type: ignore[no-un
     assert "\n" not in str(caught.value)
 
 
-def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path):
+def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path: Path) -> None:
     """A row names a picture if the picture's whole path ends with it, and one picture alone."""
     names = ["apple/0.png", "bread/1.png"]
     file = AnswersFile(str(wide(tmp_path / "a.csv", names, shares(2))), CLASSES)
@@ -108,7 +108,7 @@ def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path)
         short.logits_of(["/data/cake/0.png", "/data/apple/0.png"])
 
 
-def test_two_answers_of_one_class_are_refused(tmp_path):
+def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "long.csv"
     file.write_text("picture,label,p\na.png,bread,0.6\na.png,bread,0.2\n")
     with pytest.raises(UserError, match="a.png has two answers for bread \\(row 2\\)"):
@@ -139,7 +139,9 @@ def fill_from_file(pictures: Path, tmp_path: Path) -> tuple[Path, Path]:
     return recipe, folder
 
 
-def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(filled, tmp_path):
+def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(
+    filled: tuple[Path, Path], tmp_path: Path
+) -> None:
     """No classifier is fitted to the answers before: they are known by the numbers of a loader's pictures."""
     recipe, folder = filled
     weights = tiny_vit(len(CLASSES)).state_dict()
@@ -154,7 +156,13 @@ def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(filled, tm
     assert train_main([f"recipe={recipe}", *items]) == 0
 
 
-def test_a_run_learns_from_a_file(filled, tmp_path, capsys, refusal, monkeypatch):
+def test_a_run_learns_from_a_file(
+    filled: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refusal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Measured settings too: nothing runs in a step. ``kd-eval`` compares with its answers where there are some."""
     recipe, folder = filled
     items = [f"recipe={recipe}", f"model.teacher.answers={folder}", "trainer.max_epochs=1"]
@@ -204,7 +212,7 @@ def test_a_run_learns_from_a_file(filled, tmp_path, capsys, refusal, monkeypatch
     assert f"the teacher's answers {folder} not found" in capsys.readouterr().err
 
 
-def test_a_file_that_lacks_a_picture_is_one_line(pictures, tmp_path, refusal):
+def test_a_file_that_lacks_a_picture_is_one_line(pictures: Path, tmp_path: Path, refusal) -> None:
     recipe = write_recipe(tmp_path / "file.yaml", pictures, None)
     file = wide(tmp_path / "a.csv", ["x.png"], shares(1))
     assert "has no answer to 48 of 48 pictures of train, such as " in refusal(
@@ -215,7 +223,9 @@ def test_a_file_that_lacks_a_picture_is_one_line(pictures, tmp_path, refusal):
     )
 
 
-def test_the_curve_of_a_cascade_reads_stored_answers(tmp_path, monkeypatch, capsys, refusal):
+def test_the_curve_of_a_cascade_reads_stored_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     """Without milliseconds: stored answers can't be timed."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     data = draw_folder(tmp_path / "data", train=4, val=2)
@@ -233,7 +243,9 @@ def test_the_curve_of_a_cascade_reads_stored_answers(tmp_path, monkeypatch, caps
     )
 
 
-def test_stored_answers_beside_a_cached_teacher(filled, pictures, teacher, tmp_path):
+def test_stored_answers_beside_a_cached_teacher(
+    filled: tuple[Path, Path], pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
     """Its two views come again; the answers of whole pictures are read for each."""
     _, folder = filled
     cached = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on",
@@ -253,13 +265,13 @@ def test_stored_answers_beside_a_cached_teacher(filled, pictures, teacher, tmp_p
     assert caches["a"]["answers_read"] == 3 * 48
 
 
-def test_few_ends_of_a_path_are_compared():
+def test_few_ends_of_a_path_are_compared() -> None:
     """A path of 60,000 folders has ends of 3.6 GB."""
     whole, *ends = answers_file._ends("a/" * 60_000 + "x.jpg")
     assert len(whole) > 120_000 and len(ends) == answers_file.MOST_PARTS and ends[-1] == "x.jpg"
 
 
-def test_a_file_is_probabilities_or_logits_as_a_whole(tmp_path):
+def test_a_file_is_probabilities_or_logits_as_a_whole(tmp_path: Path) -> None:
     """One row that adds up to more than 1 made logits of all others, without a word."""
     p = shares(8)
     rounded = p.copy()
@@ -275,7 +287,7 @@ def test_a_file_is_probabilities_or_logits_as_a_whole(tmp_path):
         logits_of(wide(tmp_path / "percent.csv", NAMES, 100 * p))
 
 
-def test_two_answers_to_one_picture_are_refused_however_they_are_spelt(tmp_path):
+def test_two_answers_to_one_picture_are_refused_however_they_are_spelt(tmp_path: Path) -> None:
     p = shares(9)
     short = [*NAMES, Path(NAMES[0]).name]
     with pytest.raises(UserError, match=f"/data/{NAMES[0]} has two answers: {NAMES[0]} and"):
@@ -284,7 +296,7 @@ def test_two_answers_to_one_picture_are_refused_however_they_are_spelt(tmp_path)
         logits_of(wide(tmp_path / "dot.csv", [*NAMES, f"./{NAMES[0]}"], p))
 
 
-def test_a_spreadsheets_byte_order_mark_is_left_out(tmp_path):
+def test_a_spreadsheets_byte_order_mark_is_left_out(tmp_path: Path) -> None:
     p = shares(8)
     file = wide(tmp_path / "a.csv", NAMES, p)
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())

@@ -21,7 +21,7 @@ class Constant:
         return {"weights": "1"}
 
 
-def test_a_teacher_of_ones_own_gives_a_row_for_each_picture():
+def test_a_teacher_of_ones_own_gives_a_row_for_each_picture() -> None:
     batch = {"image": torch.zeros(4, 3, 8, 8)}
     own = OwnTeacher(Constant(4))  # type: ignore[arg-type]
     answer = own.answer(batch, Wanted())  # type: ignore[arg-type]

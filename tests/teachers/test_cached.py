@@ -63,7 +63,7 @@ def view_file(tmp_path: Path, view: int, kind: str = "") -> Path:
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_views_come_again_in_another_order(paired):
+def test_views_come_again_in_another_order(paired: bool) -> None:
     batches = TrainBatches(101, 10, 3, views=2, paired=paired)
     epochs = []
     for epoch in range(4):
@@ -78,7 +78,7 @@ def test_views_come_again_in_another_order(paired):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_mixed_neighbours_stay_together(world_size):
+def test_mixed_neighbours_stay_together(world_size: int) -> None:
     def pairs(epoch: int) -> set[tuple[int, int]]:
         found = set()
         for rank in range(world_size):
@@ -98,7 +98,7 @@ def test_mixed_neighbours_stay_together(world_size):
 @pytest.mark.parametrize(
     "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
 )
-def test_the_first_views_are_the_live_run(recipe, cache, extra):
+def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra: list[str]) -> None:
     items = ["trainer.precision=32-true", "data.augment.color_jitter=0.3", *extra]
     live, filling = run(recipe, *items), run(recipe, *items, *cache)
     for step, value in losses(live).items():
@@ -110,7 +110,9 @@ def test_the_first_views_are_the_live_run(recipe, cache, extra):
 @pytest.mark.parametrize(
     "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
 )
-def test_reading_equals_filling_to_the_last_bit(recipe, cache, extra):
+def test_reading_equals_filling_to_the_last_bit(
+    recipe: Path, cache: list[str], extra: list[str]
+) -> None:
     """Four epochs of two views, with and without loader processes; the second run never runs its teacher."""
     items = [*cache, *extra, "trainer.max_epochs=4"]
     filling = run(recipe, *items)
@@ -121,7 +123,9 @@ def test_reading_equals_filling_to_the_last_bit(recipe, cache, extra):
     assert_same(student_of(filling), student_of(reading))
 
 
-def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(recipe, cache):
+def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(
+    recipe: Path, cache: list[str]
+) -> None:
     """Mixed pictures too: an answer belongs to the very view that the student sees."""
     seen = []
     ask = CachedTeacher.answer
@@ -144,7 +148,7 @@ def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(re
     assert max(error for _, error in seen) < 5e-3
 
 
-def test_top_k_learns_nearly_what_dense_does(recipe, cache):
+def test_top_k_learns_nearly_what_dense_does(recipe: Path, cache: list[str]) -> None:
     dense = run(recipe, "trainer.precision=32-true")
     few = run(recipe, "trainer.precision=32-true", *cache, "model.teacher.cache_topk=3")
     assert report(few)["format"] == "top-3"
@@ -186,7 +190,14 @@ def feature_recipe(tmp_path: Path, pictures: Path, teacher: Path, kind: str) -> 
     # a class token: test_several_teachers_each_with_a_cache, test_one_teachers_cache_serves_recipes_...
     [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "maps")) for kind in FEATURES],
 )
-def test_cached_features_teach_what_live_ones_do(tmp_path, pictures, teacher, cache, kind, capsys):
+def test_cached_features_teach_what_live_ones_do(
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Filling, then reading without the teacher; the size is told first."""
     recipe = feature_recipe(tmp_path, pictures, teacher, kind)
     items = ["trainer.precision=32-true", *MIX]
@@ -218,8 +229,8 @@ def test_cached_features_teach_what_live_ones_do(tmp_path, pictures, teacher, ca
 
 @pytest.mark.slow  # of logits: two processes fill what one reads; resume with a cache equals the uninterrupted run
 def test_cached_features_resume_and_serve_any_number_of_processes(
-    tmp_path, pictures, teacher, cache
-):
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
+) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
     two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
     run_ranks([f"recipe={recipe}", *two, *cache], tmp_path / "log")
@@ -237,7 +248,13 @@ def test_cached_features_resume_and_serve_any_number_of_processes(
         assert losses(part)[step] == pytest.approx(value, abs=1e-4)
 
 
-def test_kd_cache_fills_features(tmp_path, pictures, teacher, cache, capsys):
+def test_kd_cache_fills_features(
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "all tokens of two losses")
     assert (
         cache_main([f"recipe={recipe}", *cache, "data.batch_size=10"]) == 0
@@ -252,8 +269,12 @@ def test_kd_cache_fills_features(tmp_path, pictures, teacher, cache, capsys):
 
 
 def test_a_headless_teachers_features_are_cached_and_have_no_largest_logits(
-    tmp_path, pictures, teacher, cache, refusal
-):
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    refusal,
+) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     found = report(run(recipe, *cache, "model.teacher.head=false"))
     assert (found["format"], found["answers_computed"]) == ("features alone", 96)
@@ -263,7 +284,13 @@ def test_a_headless_teachers_features_are_cached_and_have_no_largest_logits(
     )
 
 
-def test_auto_counts_the_disk_of_features(tmp_path, pictures, teacher, cache, capsys):
+def test_auto_counts_the_disk_of_features(
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
     short = [
         "trainer.max_epochs=21",
@@ -275,7 +302,9 @@ def test_auto_counts_the_disk_of_features(tmp_path, pictures, teacher, cache, ca
     assert f"; {megabytes:,.1f} MB of " in capsys.readouterr().out
 
 
-def test_layers_that_work_on_windows_cant_be_kept(tmp_path, pictures, cache, capsys):
+def test_layers_that_work_on_windows_cant_be_kept(
+    tmp_path: Path, pictures: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Swin's attention sees windows as the batch."""
     arch = {
         "patch_size": 4,
@@ -304,8 +333,8 @@ def test_layers_that_work_on_windows_cant_be_kept(tmp_path, pictures, cache, cap
 
 
 def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
-    tmp_path, pictures, teacher, cache
-):
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
+) -> None:
     """What one recipe has left is read by the next, which adds its own layer alone; labels play no part."""
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     first = report(run(recipe, *cache))
@@ -337,7 +366,7 @@ def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
 # -- killed, resumed, several processes --------
 
 
-def test_a_fill_that_is_killed_goes_on(recipe, cache, tmp_path):
+def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path: Path) -> None:
     """kill -9 in the middle of the first epoch; what was stored is used, the result is the undisturbed run's."""
     slow = callback("tests._stop.Slow", seconds=0.2)
     pid = start([f"recipe={recipe}", *cache, slow], tmp_path / "log")
@@ -356,7 +385,9 @@ def test_a_fill_that_is_killed_goes_on(recipe, cache, tmp_path):
     assert_same(student_of(after), student_of(whole))
 
 
-def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe, cache, tmp_path):
+def test_resume_with_a_cache_equals_the_uninterrupted_run(
+    recipe: Path, cache: list[str], tmp_path: Path
+) -> None:
     whole = run(recipe, *cache, *MIX, "trainer.max_epochs=4")
     stop = callback("tests._stop.StopAfterEpoch", epoch=2)
     fresh = [cache[0], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2]]
@@ -371,7 +402,13 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe, cache, tmp_pat
 @pytest.mark.parametrize(
     "items", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
 )
-def test_kd_cache_fills_what_training_reads(recipe, cache, items, capsys, tmp_path):
+def test_kd_cache_fills_what_training_reads(
+    recipe: Path,
+    cache: list[str],
+    items: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     command = [f"recipe={recipe}", *cache, *items, "config=debug", "data.batch_size=10"]
     assert cache_main(command) == 0
     assert "cache: 96 answers computed in " in capsys.readouterr().out
@@ -384,7 +421,7 @@ def test_kd_cache_fills_what_training_reads(recipe, cache, items, capsys, tmp_pa
     assert (report(folder)["answers_read"], report(folder)["answers_computed"]) == (144, 0)
 
 
-def test_two_processes_fill_what_one_reads(recipe, cache):
+def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> None:
     two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
     run_ranks([f"recipe={recipe}", *two, *cache, *MIX], recipe.parent / "log")
     one = run(recipe, *cache, *MIX, "model.teacher.cache=only")
@@ -392,7 +429,7 @@ def test_two_processes_fill_what_one_reads(recipe, cache):
 
 
 @pytest.mark.slow  # test_two_processes_fill_what_one_reads, test_kd_cache_fills_what_training_reads
-def test_kd_cache_over_two_processes(recipe, cache):
+def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
     log = recipe.parent / "log.txt"
     run_ranks(
         [f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache], log, program="cache"
@@ -410,7 +447,13 @@ def test_kd_cache_over_two_processes(recipe, cache):
         (["data.batch_size=7", *MIX], "data.batch_size: must be even"),
     ],
 )
-def test_wrong_use_of_kd_cache(recipe, cache, items, message, refusal):
+def test_wrong_use_of_kd_cache(
+    recipe: Path,
+    cache: list[str],
+    items: list[str],
+    message: str,
+    refusal,
+) -> None:
     taken = [] if items is WITHOUT_TEACHER else cache
     assert f"kd-cache: {message}" in refusal("cache", [f"recipe={recipe}", *taken, *items])
     assert cache_main(["--help"]) == 0
@@ -419,7 +462,9 @@ def test_wrong_use_of_kd_cache(recipe, cache, items, message, refusal):
 # -- auto --------
 
 
-def test_auto_says_why(recipe, cache, tmp_path, capsys):
+def test_auto_says_why(
+    recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     auto = [*cache, "model.teacher.cache=auto"]
     folder = run(recipe, *auto)
     assert (
@@ -447,7 +492,7 @@ def test_auto_says_why(recipe, cache, tmp_path, capsys):
     assert "cache: on nevertheless, as in the resumed run" in capsys.readouterr().out
 
 
-def test_the_predicted_gain_is_amdahls():
+def test_the_predicted_gain_is_amdahls() -> None:
     assert StepCost(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
     assert StepCost(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
     assert StepCost(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(
@@ -456,7 +501,7 @@ def test_the_predicted_gain_is_amdahls():
     assert StepCost(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
-def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path, pictures):
+def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: Path) -> None:
     """48 labelled and 64 unlabelled pictures, half as many of these as of those an epoch: 9 steps of 8."""
     unlabelled = draw_folder(tmp_path / "more", train=16, val=0)
     settings = {"img_size": 32, "batch_size": 8, "num_workers": 0, "unlabeled": str(unlabelled)}
@@ -477,7 +522,9 @@ def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path, pictures):
 # -- refused --------
 
 
-def test_missing_answers_are_counted_by_the_first_bytes_of_records(recipe, cache, monkeypatch):
+def test_missing_answers_are_counted_by_the_first_bytes_of_records(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first step no more is read: an epoch's answers may be larger than the memory."""
     run(recipe, *cache)
     counts, bytes_read = Preflight.on_fit_start, []
@@ -496,7 +543,12 @@ def test_missing_answers_are_counted_by_the_first_bytes_of_records(recipe, cache
     assert bytes_read == [4] * 48
 
 
-def test_a_stale_cache_is_refused_before_the_start_is_fitted(recipe, cache, refusal, monkeypatch):
+def test_a_stale_cache_is_refused_before_the_start_is_fitted(
+    recipe: Path,
+    cache: list[str],
+    refusal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Fitting a start takes minutes, and a cache of other views is known to be one before."""
     cache = [*cache, "trainer.precision=32-true"]
     run(recipe, *cache, "trainer.max_epochs=1")
@@ -516,8 +568,11 @@ def test_a_stale_cache_is_refused_before_the_start_is_fitted(recipe, cache, refu
 
 
 def test_missing_answers_are_said_with_the_settings_that_differ(
-    recipe, tmp_path, monkeypatch, refusal
-):
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal,
+) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     words = ["model.teacher.cache_views=2", "trainer.precision=32-true", "trainer.max_epochs=1"]
     run(recipe, *words, "model.teacher.cache=on")
@@ -531,7 +586,9 @@ def test_missing_answers_are_said_with_the_settings_that_differ(
     )
 
 
-def test_the_training_pictures_are_hashed_once(recipe, cache, monkeypatch):
+def test_the_training_pictures_are_hashed_once(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For the check before the start is fitted, and for the cache that is opened later: each reads every file's state."""
     stamped: Counter[str] = Counter()
 
@@ -544,7 +601,7 @@ def test_the_training_pictures_are_hashed_once(recipe, cache, monkeypatch):
     assert set(stamped.values()) == {1}
 
 
-def test_losses_that_need_all_logits(recipe, cache, refusal):
+def test_losses_that_need_all_logits(recipe: Path, cache: list[str], refusal) -> None:
     """Refused with the largest alone; with all of them, the same as live."""
     items = [f"model.distill_losses.{loss}={loss}" for loss in ("DISTLoss", "HardKDLoss")]
     moving = "model.distill_losses.kd.final_temperature=1"
@@ -558,7 +615,9 @@ def test_losses_that_need_all_logits(recipe, cache, refusal):
         assert losses(cached)[step] == pytest.approx(value, abs=5e-3)
 
 
-def test_several_teachers_each_with_a_cache(tmp_path, pictures, teacher, capsys, refusal):
+def test_several_teachers_each_with_a_cache(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     """Logits of the mean, features of one, of another input size; filled by kd-cache, then in the run."""
     from tests._helpers import ARCH, TINY
 
@@ -641,7 +700,7 @@ def test_several_teachers_each_with_a_cache(tmp_path, pictures, teacher, capsys,
         assert message in refusal("train", [f"recipe={recipe}", *items, *bad])
 
 
-def test_yaml_reads_a_bare_on(tmp_path, pictures, teacher):
+def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     recipe.write_text(recipe.read_text().replace("  teacher:\n", "  teacher:\n    cache: on\n"))
     assert "cache: on" in recipe.read_text()
@@ -665,7 +724,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_full_disk_is_told_before_the_first_step(recipe, small_disk, refusal):
+def test_a_full_disk_is_told_before_the_first_step(recipe: Path, small_disk: Path, refusal) -> None:
     items = ["model.teacher.cache=on", f"model.teacher.cache_dir={small_disk / 'c'}"]
     assert "model.teacher.cache_dir: " in refusal(
         "train", [f"recipe={recipe}", *items, "model.teacher.cache_views=100"]
@@ -676,7 +735,9 @@ def test_a_full_disk_is_told_before_the_first_step(recipe, small_disk, refusal):
     )  # 2 x 768 bytes: there is room
 
 
-def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(tmp_path, capsys):
+def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     codec = Half((4,), relative=True)
     store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
     os.close(store._files[0])
@@ -688,7 +749,7 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(tmp_path,
     assert capsys.readouterr().err.count("the teacher answers live") == 1
 
 
-def test_an_answer_that_is_not_finite_is_named(tmp_path):
+def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     codec = Half((4,), relative=True)
     store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
     answers = torch.zeros(2, 4)
@@ -705,8 +766,13 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path):
 
 
 def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
-    recipe, pictures, tmp_path, cache, capsys, refusal
-):
+    recipe: Path,
+    pictures: Path,
+    tmp_path: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
+    refusal,
+) -> None:
     more = draw_folder(tmp_path / "more", train=3, val=1)
     items = [*cache, f"data.unlabeled={more}", "data.unlabeled_ratio=0.25", "trainer.max_epochs=1"]
     assert report(run(recipe, *items))["answers_computed"] > 0
@@ -726,7 +792,9 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
     )
 
 
-def test_poisoned_answers_are_asked_for_again(recipe, tmp_path, cache):
+def test_poisoned_answers_are_asked_for_again(
+    recipe: Path, tmp_path: Path, cache: list[str]
+) -> None:
     first = run(recipe, *cache)
     for file in (tmp_path / "answers").glob("*/view-*.bin"):
         records = np.fromfile(file, np.uint8).reshape(48, -1)
@@ -742,7 +810,9 @@ def test_poisoned_answers_are_asked_for_again(recipe, tmp_path, cache):
 
 
 @pytest.mark.parametrize("only", [False, True])
-def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(tmp_path, only):
+def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
+    tmp_path: Path, only: bool
+) -> None:
     """Another process stores them between a batch's fetch, which misses one, and its answer."""
 
     def refuse(_: torch.Tensor) -> torch.Tensor:

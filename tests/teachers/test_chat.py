@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,9 @@ def views_of(*reds: int) -> np.ndarray:
     return views
 
 
-def test_letters_become_the_probabilities_of_classes(endpoint, monkeypatch):
+def test_letters_become_the_probabilities_of_classes(
+    endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens of one letter are added; what is missing of 1 is spread over the other classes."""
     monkeypatch.setenv("MY_KEY", "secret")
     asked = chat(endpoint, key="MY_KEY", price=5.0)
@@ -92,7 +95,7 @@ def test_letters_become_the_probabilities_of_classes(endpoint, monkeypatch):
     assert other.connect(CLASSES) != asked.connect(CLASSES)
 
 
-def test_what_is_no_answer_is_one_line(endpoint, monkeypatch):
+def test_what_is_no_answer_is_one_line(endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kd.teachers.server.time.sleep", lambda seconds: None)
     asked = chat(endpoint, retries=2, budget=3)
     endpoint.failures = [429, 500]
@@ -117,7 +120,7 @@ def test_what_is_no_answer_is_one_line(endpoint, monkeypatch):
         Chat(endpoint.url, AskSettings(model="eyes", prompt="What is it?"))
 
 
-def test_letters_without_any_probability_are_no_answer():
+def test_letters_without_any_probability_are_no_answer() -> None:
     """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
     asked = Chat("http://127.0.0.1:1/v1/chat/completions", AskSettings(model="eyes"))
     asked.connect(["apple", "bread"])
@@ -125,7 +128,13 @@ def test_letters_without_any_probability_are_no_answer():
         asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
 
 
-def test_a_run_learns_from_what_it_has_answered(endpoint, pictures, tmp_path, monkeypatch, capsys):
+def test_a_run_learns_from_what_it_has_answered(
+    endpoint: Any,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "chat.yaml", pictures, None, model__distill_losses=losses)

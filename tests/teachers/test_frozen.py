@@ -9,7 +9,7 @@ from kd.models import Preprocess
 from kd.teachers.frozen import FrozenTeacher, dtype_for
 
 
-def test_a_teacher_stays_in_the_precision_of_the_training():
+def test_a_teacher_stays_in_the_precision_of_the_training() -> None:
     assert [dtype_for(p) for p in ("bf16-mixed", "16-mixed", "32-true")] == [
         torch.bfloat16, torch.float16, torch.float32,
     ]  # fmt: skip
@@ -22,7 +22,7 @@ class TwoLayers(torch.nn.Sequential):
         return self[0]
 
 
-def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precision():
+def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precision() -> None:
     model = TwoLayers(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)))
     teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3)).to(
         torch.device("cpu"), torch.bfloat16
@@ -43,7 +43,7 @@ class NotOfTimm(torch.nn.Module):
         return self.fc(images.flatten(1))
 
 
-def test_a_network_that_timm_has_not_built_has_the_datas_classes_too():
+def test_a_network_that_timm_has_not_built_has_the_datas_classes_too() -> None:
     model = NotOfTimm()
     columns = torch.tensor([2, 0])
     teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3), columns=columns)
@@ -54,7 +54,7 @@ def test_a_network_that_timm_has_not_built_has_the_datas_classes_too():
         )
 
 
-def test_a_classifier_by_its_name_stays_as_loaded_in_half_precision():
+def test_a_classifier_by_its_name_stays_as_loaded_in_half_precision() -> None:
     model = NotOfTimm()
     weight = model.fc.weight.detach().clone()
     teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3))
@@ -62,7 +62,7 @@ def test_a_classifier_by_its_name_stays_as_loaded_in_half_precision():
     assert torch.equal(teacher.classifier()[0], weight)
 
 
-def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes():
+def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes() -> None:
     model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, depth=1)
     teacher = FrozenTeacher(
         model, Preprocess(224, (0.5,) * 3, (0.5,) * 3), columns=torch.tensor([2, 0])

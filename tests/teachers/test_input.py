@@ -31,7 +31,11 @@ def named(good: Path) -> Path:
     return good.parent / "teacher.safetensors"
 
 
-def test_a_wrong_mean_and_std_are_reported(good, named, capsys):
+def test_a_wrong_mean_and_std_are_reported(
+    good: Path,
+    named: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     items = [
         f"recipe={good}",
         "trainer.max_epochs=1",
@@ -50,7 +54,7 @@ def test_a_wrong_mean_and_std_are_reported(good, named, capsys):
     assert f"[0.5,0.5,0.5] as {named} was trained with" in report
 
 
-def test_another_size_is_reported(named, capsys):
+def test_another_size_is_reported(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for size, different in ((32, False), (64, True)):
         build_teacher(TeacherSpec(ARCH, size, checkpoint=str(named), kwargs=TINY), 4, CLASSES)
         line = f"model.teacher.img_size=[{size},{size}], not [32,32] as {named} was trained with"
@@ -70,7 +74,9 @@ class Softmaxed(nn.Module):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_probabilities_teach_as_the_logits_that_they_are_made_of(several, capsys):
+def test_probabilities_teach_as_the_logits_that_they_are_made_of(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures, target = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
     losses = []
     for wrap in (lambda model: model, Softmaxed):
@@ -85,7 +91,7 @@ def test_probabilities_teach_as_the_logits_that_they_are_made_of(several, capsys
     torch.testing.assert_close(losses[0], losses[1])
 
 
-def test_numbers_and_labels_of_their_own_are_no_probabilities():
+def test_numbers_and_labels_of_their_own_are_no_probabilities() -> None:
     """Shares that add up to 1 are a fine target of a regression, and are left alone."""
     teacher = Softmaxed(tiny_vit(num_classes=2, seed=1))
     pictures, target = torch.rand(4, 3, 32, 32), torch.rand(4, 2)
@@ -103,7 +109,9 @@ def test_numbers_and_labels_of_their_own_are_no_probabilities():
     [(kd.Classification(4), torch.arange(4), "KDLoss"), (kd.tasks.MultiLabel(4), torch.ones(4, 4), "BinaryKDLoss"),
      (kd.Regression(4), torch.rand(4, 4), "RegressionKDLoss")],
 )  # fmt: skip
-def test_a_teacher_without_losses_teaches_as_is_usual(task, target, loss):
+def test_a_teacher_without_losses_teaches_as_is_usual(
+    task: kd.tasks.Task, target: torch.Tensor, loss: str
+) -> None:
     step = kd.Distillation(tiny_vit(seed=2), tiny_vit(seed=1), task=task)
     terms = step(torch.rand(4, 3, 32, 32), target)
     assert type(step.student.objective.losses["kd"]).__name__ == loss
@@ -118,7 +126,7 @@ def test_a_teacher_without_losses_teaches_as_is_usual(task, target, loss):
 @pytest.mark.parametrize(
     "arch", [ARCH, "mixer_s16_224", "swin_tiny_patch4_window7_224", "vit_small_patch16_dinov3"]
 )
-def test_a_timm_model_is_fed_pictures_of_the_size_it_was_built_for(arch):
+def test_a_timm_model_is_fed_pictures_of_the_size_it_was_built_for(arch: str) -> None:
     model = timm.create_model(arch, img_size=64, num_classes=4)
     assert preprocess_for(model, None).size == (64, 64)
     pictures = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
@@ -135,7 +143,9 @@ class Sigmoids(nn.Module):
         return self.model(x).sigmoid()
 
 
-def test_sigmoids_of_several_labels_teach_as_their_logits(capsys):
+def test_sigmoids_of_several_labels_teach_as_their_logits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pictures, target = torch.rand(6, 3, 32, 32), torch.ones(6, 4)
     losses = []
     for wrap in (lambda model: model, Sigmoids):
@@ -149,7 +159,11 @@ def test_sigmoids_of_several_labels_teach_as_their_logits(capsys):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_students_own_mean_beside_its_files_gets_a_line(good, named, capsys):
+def test_a_students_own_mean_beside_its_files_gets_a_line(
+    good: Path,
+    named: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     items = [
         f"recipe={good}",
         *WITHOUT_TEACHER,

@@ -43,7 +43,7 @@ def module(teacher: object, losses: dict[str, Any], **more: Any) -> kd.Distillat
     return kd.DistillationModule(student, teacher, losses=losses, **own)  # type: ignore[arg-type]
 
 
-def test_two_methods_make_a_teacher():
+def test_two_methods_make_a_teacher() -> None:
     assert isinstance(Bright(), Teacher)
     held = OwnTeacher(Bright())
     torch.testing.assert_close(held(IMAGES), 10 * Bright().colour(IMAGES))
@@ -51,7 +51,7 @@ def test_two_methods_make_a_teacher():
     assert held.identity() == {"arch": "Bright", "scale": 10.0}
 
 
-def test_it_trains_under_our_data_module(pictures, tmp_path):
+def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None:
     teacher = Bright()
     data = DistillationDataModule(
         ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0
@@ -75,7 +75,9 @@ def test_it_trains_under_our_data_module(pictures, tmp_path):
          "whose layers are unknown"),
     ],
 )  # fmt: skip
-def test_losses_over_features_are_refused_in_one_line(losses, more, reason):
+def test_losses_over_features_are_refused_in_one_line(
+    losses: dict, more: dict, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         module(Bright(), losses, **more)
     assert "\n" not in str(caught.value)
@@ -86,13 +88,13 @@ class Silent(Bright):
         return torch.zeros(2, 4)
 
 
-def test_what_is_no_answer_is_refused_in_one_line():
+def test_what_is_no_answer_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"Silent.answer must give kd.teachers.Answer") as caught:
         OwnTeacher(Silent())(IMAGES)
     assert "\n" not in str(caught.value)
 
 
-def test_its_answers_are_cached(pictures, tmp_path):
+def test_its_answers_are_cached(pictures: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "own.yaml", pictures, None, model__distill_losses={
         "kd": {"class_path": "kd.losses.KDLoss"}})  # fmt: skip
     items = [f"recipe={recipe}", "trust=tests._teacher", "model.teacher.builder=tests._teacher.Named",
@@ -132,7 +134,7 @@ def page_run(pictures: Path, tmp_path: Path) -> Callable[[str], subprocess.Compl
     return run
 
 
-def test_the_class_of_the_page_teaches(page_run, tmp_path):
+def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
     done = page_run()
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "runs/tiny/000/summary.json").read_text())
@@ -151,7 +153,9 @@ def test_the_class_of_the_page_teaches(page_run, tmp_path):
         ("def answer", "def answers", "model.teacher.builder: Colours must build a torch module, got Colours (a class "),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_class_of_the_page_is_one_line(before, after, message, page_run):
+def test_a_mistake_in_the_class_of_the_page_is_one_line(
+    before: str, after: str, message: str, page_run: Any
+) -> None:
     done = page_run(before, after)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
@@ -169,12 +173,14 @@ class WithoutBuild:
         return Answer({"": torch.zeros(len(batch["image"]), 4)})
 
 
-def test_a_teacher_needs_no_build():
+def test_a_teacher_needs_no_build() -> None:
     teacher = build_teacher(TeacherSpec(builder=WithoutBuild()), 4)  # type: ignore[arg-type]
     assert teacher(IMAGES).shape == (2, 4)
 
 
-def test_a_class_answers_after_the_training_too(pictures, tmp_path, capsys):
+def test_a_class_answers_after_the_training_too(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``kd-eval`` compares with it, certifies against it, and asks it in a cascade's place."""
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "own.yaml", pictures, None, model__distill_losses=losses)

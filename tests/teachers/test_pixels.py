@@ -67,7 +67,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_kept_view_is_not_made_again(tmp_path, pictures, monkeypatch):
+def test_a_kept_view_is_not_made_again(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     views, calls = views_of(pictures), made(monkeypatch)
     kept = CachedViews(views, store_in(tmp_path / "p", len(views)))
     keys = [(5, 1), (0, 1), (47, 1)]
@@ -84,7 +86,9 @@ def test_a_kept_view_is_not_made_again(tmp_path, pictures, monkeypatch):
     assert not torch.equal(kept[5, 0][0], kept[5, 1][0])  # another view
 
 
-def test_other_processes_and_damaged_records(tmp_path, pictures, monkeypatch):
+def test_other_processes_and_damaged_records(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader process that is started anew opens the files itself; a view that was cut or changed is made again."""
     views = views_of(pictures)
     store = store_in(tmp_path / "p", len(views))
@@ -106,7 +110,7 @@ def test_other_processes_and_damaged_records(tmp_path, pictures, monkeypatch):
     assert all(torch.equal(a[0], b[0]) for a, b in zip(before, found, strict=True))
 
 
-def test_a_mask_is_kept_with_its_view(tmp_path):
+def test_a_mask_is_kept_with_its_view(tmp_path: Path) -> None:
     class Scenes:
         kind, size, split = Masks(), SIZE, None
 
@@ -124,7 +128,7 @@ def test_a_mask_is_kept_with_its_view(tmp_path):
     assert torch.equal(mask.as_subclass(torch.Tensor), same)
 
 
-def test_records_come_with_the_batch_where_all_are_there(tmp_path, pictures):
+def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, pictures: Path) -> None:
     store = AnswerStore(Kind({"data": {}}, str(tmp_path), 12), 6, 1)
     store.put(0, np.arange(4), np.ones((4, 12), np.uint8))
 
@@ -143,7 +147,13 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path, pictures):
 @pytest.mark.parametrize(
     "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
 )
-def test_training_is_the_same_to_the_last_bit(recipe, cache, extra, tmp_path, monkeypatch):
+def test_training_is_the_same_to_the_last_bit(
+    recipe: Path,
+    cache: list[str],
+    extra: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever made."""
     items = [*cache, *extra, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
     plain = run(recipe, *items)
@@ -156,7 +166,9 @@ def test_training_is_the_same_to_the_last_bit(recipe, cache, extra, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_a_run_resumes_in_the_middle_of_a_pixels_cache(recipe, cache, monkeypatch):
+def test_a_run_resumes_in_the_middle_of_a_pixels_cache(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped in its first epoch, with half of a view kept; no view is made twice, and the run learns the same."""
     items = [*cache, *MIX, JITTER, "trainer.max_epochs=3", "trainer.limit_val_batches=0"]
     whole = run(recipe, *items, f"{cache[1]}-plain")
@@ -178,7 +190,9 @@ def test_a_run_resumes_in_the_middle_of_a_pixels_cache(recipe, cache, monkeypatc
 
 
 @pytest.mark.slow
-def test_two_processes_fill_pixels_that_one_reads(recipe, cache, tmp_path, monkeypatch):
+def test_two_processes_fill_pixels_that_one_reads(
+    recipe: Path, cache: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under DDP, with loader processes: each makes the views of its own batches, into the same files."""
     items = [*cache, *MIX, JITTER, "model.teacher.cache_pixels=true", "trainer.limit_val_batches=0"]
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "data.num_workers=1", *items],
@@ -190,7 +204,9 @@ def test_two_processes_fill_pixels_that_one_reads(recipe, cache, tmp_path, monke
     assert losses(one) == losses(plain)
 
 
-def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(tmp_path, pictures):
+def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
+    tmp_path: Path, pictures: Path
+) -> None:
     views = views_of(pictures)
     keys = [(i, 0) for i in range(len(views))]
     shared = CachedViews(
@@ -212,7 +228,7 @@ def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(tmp_path, pi
     assert all(torch.equal(a[0], b[0]) for a, b in zip(kept, views.__getitems__(keys), strict=True))
 
 
-def test_other_pictures_and_other_views_have_other_pixels(tmp_path, pictures):
+def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictures: Path) -> None:
     def folder_of(root: Path, **augment: float) -> Path:
         data = DistillationDataModule(
             ImageFolder(str(root)), img_size=SIZE, batch_size=8, augment=Augment(**augment)
@@ -225,7 +241,9 @@ def test_other_pictures_and_other_views_have_other_pixels(tmp_path, pictures):
     assert folder_of(pictures) == folder_of(pictures)
 
 
-def test_the_training_process_reads_no_records(recipe, cache, monkeypatch):
+def test_the_training_process_reads_no_records(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loader processes do, which pin them; where a batch lacks some, the training process makes these."""
     assert cache_main([f"recipe={recipe}", *cache]) == 0
     monkeypatch.setattr("kd.teachers.cached.read_records", None)
@@ -234,7 +252,13 @@ def test_the_training_process_reads_no_records(recipe, cache, monkeypatch):
     assert summary_of(found)["cache"]["answers_read"] == 96
 
 
-def test_kd_cache_fills_and_describes_them(recipe, cache, tmp_path, monkeypatch, capsys):
+def test_kd_cache_fills_and_describes_them(
+    recipe: Path,
+    cache: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=true"]
     assert cache_main(items) == 0
     assert "0.3 MB of them are the views' pixels" in capsys.readouterr().out
@@ -255,8 +279,8 @@ def test_kd_cache_fills_and_describes_them(recipe, cache, tmp_path, monkeypatch,
 
 
 def test_a_cache_without_pixels_does_not_fit_a_recipe_that_stores_them(
-    recipe, cache, tmp_path, capsys
-):
+    recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [f"recipe={recipe}", *cache]
     assert cache_main(items) == 0
     place = ["--describe", str(tmp_path / "answers"), *items]
@@ -272,14 +296,26 @@ def test_a_cache_without_pixels_does_not_fit_a_recipe_that_stores_them(
      "model.teacher.cache_pixels: needs data.engine=torch, got device"),
     (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
 ])  # fmt: skip
-def test_what_can_not_be_kept_is_refused(recipe, cache, tmp_path, items, message, refusal):
+def test_what_can_not_be_kept_is_refused(
+    recipe: Path,
+    cache: list[str],
+    tmp_path: Path,
+    items: list[str],
+    message: str,
+    refusal,
+) -> None:
     said = refusal("train", [f"recipe={recipe}", *cache, *items]).strip().splitlines()
     assert message in said[-1]
     assert not (tmp_path / "answers").exists()
     assert not (tmp_path / "runs").exists()
 
 
-def test_pixels_without_a_cache_or_room_are_refused(recipe, tmp_path, refusal, monkeypatch):
+def test_pixels_without_a_cache_or_room_are_refused(
+    recipe: Path,
+    tmp_path: Path,
+    refusal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert "model.teacher.cache_pixels: True has no effect with model.teacher.cache" in refusal(
         "train", [f"recipe={recipe}", "model.teacher.cache_pixels=true"]
     )
@@ -307,7 +343,7 @@ def facts(**header: Any) -> Facts:
     )
 
 
-def test_the_verdict_names_the_lever():
+def test_the_verdict_names_the_lever() -> None:
     limit = data_bound(facts())
     assert limit is not None
     assert limit.lever == "model.teacher.cache_pixels=true decodes nothing after 2 epochs: at most"

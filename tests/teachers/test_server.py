@@ -88,7 +88,7 @@ def connected(server: Any, **settings: object) -> AnswerServer:
     return asked
 
 
-def test_connections_are_kept_without_delay(server):
+def test_connections_are_kept_without_delay(server: Any) -> None:
     """And one that the server has closed is opened again, which is no second try."""
     asked = connected(server)
     asked.logits_of(views_of(6))
@@ -103,7 +103,7 @@ def test_connections_are_kept_without_delay(server):
     assert "(0 repeated)" in asked.spent()
 
 
-def test_failures_rate_and_budget(server, monkeypatch):
+def test_failures_rate_and_budget(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     asked = connected(server, budget=6, rate=1000.0, price=2.0)
     monkeypatch.setattr("kd.teachers.server.time.sleep", pauses.append)
@@ -131,7 +131,7 @@ def test_failures_rate_and_budget(server, monkeypatch):
     "url",
     ["http://host/v2/models/a?key=SECRET", "http://host/v2/models/a#b", "http://SECRET:x@host/v2"],
 )
-def test_a_part_of_an_address_that_would_not_be_sent_is_refused(url):
+def test_a_part_of_an_address_that_would_not_be_sent_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="no user and no part after") as refused:
         AnswerServer(url, AskSettings())
     assert "SECRET" not in str(refused.value)
@@ -165,7 +165,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_a_run_reads_what_was_asked_once(filling, server, tmp_path, capsys, refusal):
+def test_a_run_reads_what_was_asked_once(
+    filling: list[str], server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     """Training and kd-eval ask nothing; of the probabilities of a server the logits are kept."""
     logits_of = server.answer
 
@@ -209,7 +211,9 @@ def test_a_run_reads_what_was_asked_once(filling, server, tmp_path, capsys, refu
         assert message in refusal("train", [f"recipe={recipe}", answers, *words])
 
 
-def test_a_budget_ends_it_and_the_same_command_resumes(filling, tmp_path, server, refusal):
+def test_a_budget_ends_it_and_the_same_command_resumes(
+    filling: list[str], tmp_path: Path, server: Any, refusal
+) -> None:
     assert refusal("cache", [*filling, "from.budget=40"]).splitlines()[-1] == (
         "kd-cache: from.budget: the budget of 40 pictures is used up (40 asked); run the same command again with a larger "
         "one to resume, nothing is asked twice"
@@ -228,7 +232,9 @@ def test_a_budget_ends_it_and_the_same_command_resumes(filling, tmp_path, server
     assert main("train", [*train, "trainer.max_epochs=1"]) == 0
 
 
-def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(filling, server, tmp_path):
+def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(
+    filling: list[str], server: Any, tmp_path: Path
+) -> None:
     """Only a request that was under way when the process died is sent again."""
     assert main("cache", filling) == 0
     whole = files_of(stored(tmp_path))
@@ -252,8 +258,8 @@ def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(filling,
 
 
 def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
-    finished, recipe, tmp_path, monkeypatch
-):
+    finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit: the same views in batches of the same size, float32 over the loopback, the rounding of one cache."""
     pytest.importorskip("onnxruntime")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -276,7 +282,7 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=0)
 
 
-def test_what_is_no_place_of_answers_is_one_line(recipe, tmp_path, refusal):
+def test_what_is_no_place_of_answers_is_one_line(recipe: Path, tmp_path: Path, refusal) -> None:
     refused = "http://127.0.0.1:9"
     chat = f"{refused}/v1/chat/completions"
     for command, words, text in (

@@ -44,7 +44,7 @@ def two(tmp_path: Path) -> dict[str, TeacherSpec]:
 # -- several ---------------------------------------------------------------------------------------------------------
 
 
-def test_several_teachers_answer_with_their_weighted_mean(two):
+def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, TeacherSpec]) -> None:
     losses = {"kd": KDLoss(2.0), "kd_b": KDLoss(2.0), "hint": HintLoss()}
     module = assemble(
         INFO, STUDENT, teachers=two, distill_losses=losses, teacher_of={"kd_b": "b", "hint": "b"},
@@ -65,7 +65,7 @@ def test_several_teachers_answer_with_their_weighted_mean(two):
     )  # b's patches, at its own size
 
 
-def test_a_feature_loss_must_name_one_of_several(two):
+def test_a_feature_loss_must_name_one_of_several(two: dict[str, TeacherSpec]) -> None:
     with pytest.raises(
         UserError, match=r"model.teacher_of.hint: a feature loss reads one teacher.*\(a, b\)"
     ):
@@ -78,7 +78,13 @@ def test_a_feature_loss_must_name_one_of_several(two):
         )
 
 
-def test_an_ensembles_preflight_measures_each_and_all(tmp_path, pictures, two, capsys, refusal):
+def test_an_ensembles_preflight_measures_each_and_all(
+    tmp_path: Path,
+    pictures: Path,
+    two: dict[str, TeacherSpec],
+    capsys: pytest.CaptureFixture[str],
+    refusal,
+) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, Path(two["a"].checkpoint))
     members = {
         n: {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": s.checkpoint}
@@ -116,7 +122,7 @@ def named_teacher(path: Path, names: list[str]) -> Path:
     return path
 
 
-def test_a_teacher_of_more_classes_in_another_order(tmp_path):
+def test_a_teacher_of_more_classes_in_another_order(tmp_path: Path) -> None:
     names = ["dates", "zebra", "bread", "apple", "cake"]
     frozen = build_teacher(spec(named_teacher(tmp_path / "more.safetensors", names)), 4, CLASSES)
     whole = build_teacher(spec(tmp_path / "more.safetensors"), 5)(PICTURES)
@@ -126,7 +132,7 @@ def test_a_teacher_of_more_classes_in_another_order(tmp_path):
     assert bias.shape == (4,)
 
 
-def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path):
+def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 3)
     twice = spec(file, classes=["crane", "dog", "crane"])
     with pytest.raises(
@@ -136,7 +142,7 @@ def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path):
     assert build_teacher(twice, 1, ["dog"])(PICTURES).shape == (len(PICTURES), 1)
 
 
-def test_names_from_a_file_and_a_map(tmp_path):
+def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 5)
     (tmp_path / "names.txt").write_text("\ufeffpomme\nbread\ncake\ndates\nzebra\n")
     mapped = spec(file, classes=str(tmp_path / "names.txt"), class_map={"apple": "pomme"})
@@ -167,12 +173,14 @@ def test_names_from_a_file_and_a_map(tmp_path):
         ("nowhere.txt", {}, "model.teacher.classes: nowhere.txt can't be read as a list of names"),
     ],
 )
-def test_classes_that_do_not_fit(teacher, classes, class_map, message):
+def test_classes_that_do_not_fit(
+    teacher: Path, classes: object, class_map: dict, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         build_teacher(spec(teacher, classes=classes, class_map=class_map), 4, CLASSES)
 
 
-def test_a_pretrained_imagenet_model_knows_its_classes():
+def test_a_pretrained_imagenet_model_knows_its_classes() -> None:
     """The names alone: the weights would be downloaded."""
     from kd.teachers.build import class_columns as _columns
 
@@ -186,7 +194,7 @@ def test_a_pretrained_imagenet_model_knows_its_classes():
 # -- without a head, and shared ----------------------------------------------------------------------------------------
 
 
-def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path, pictures):
+def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictures: Path) -> None:
     file = save_teacher(tmp_path / "backbone.safetensors", 0)
     recipe = write_recipe(
         tmp_path / "tiny.yaml",
@@ -203,7 +211,7 @@ def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path, pictures):
         assemble(INFO, STUDENT, spec(file, head=False), distill_losses={"kd": KDLoss()})
 
 
-def test_a_weight_without_a_mean_is_refused():
+def test_a_weight_without_a_mean_is_refused() -> None:
     prepare = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
     spec_ = TeacherSpec("x", head=False, weight=2.0)
     heavy = FrozenTeacher(torch.nn.Linear(2, 2), prepare, spec_, key="model.teachers.a")
@@ -211,7 +219,7 @@ def test_a_weight_without_a_mean_is_refused():
         Ensemble({"a": heavy})
 
 
-def test_a_module_takes_a_teacher_that_is_built(teacher):
+def test_a_module_takes_a_teacher_that_is_built(teacher: Path) -> None:
     first = assemble(INFO, STUDENT, spec(teacher))
     second = assemble(INFO, STUDENT, spec(teacher), built=first.teacher)
     assert first.teacher is second.teacher
