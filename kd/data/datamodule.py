@@ -421,7 +421,7 @@ class DistillationDataModule(LightningDataModule):
         return SampledPictures(pictures, targets, first, stack)
 
     @classmethod
-    def load_from_checkpoint(cls, *_: object, **__: object) -> "DistillationDataModule":  # type: ignore[override]
+    def load_from_checkpoint(cls, *_: object, **__: object) -> "DistillationDataModule":
         """Refused, by a UserError: Lightning's own would take arguments, and names of functions, from the file."""
         raise UserError(
             "load_from_checkpoint: make the data module from its arguments; trainer.fit(..., ckpt_path=FILE) resumes "

@@ -52,14 +52,14 @@ def jitter(images: Tensor, drawn: Sequence[tuple[int, dict[str, Any]]]) -> None:
             numbers[-1] += [number for row in padded[:TURNS] for number in row]
     # One transfer of all numbers: (N, 1 + 2 * 3 * 3).
     table = torch.tensor(numbers).to(images.device, non_blocking=True)
-    hue = table[:, 0].view(-1, 1, 1, 1)
+    hue_n111 = table[:, 0].view(-1, 1, 1, 1)
     mixes = table[:, 1:].view(-1, 2, TURNS, 3)
 
     levels = images.float()
     for turn in range(max(map(len, before))):
         levels = _mix_with_grey(levels, mixes[:, 0, turn])
     if any(hues):
-        levels = torch.where(hue == 0, levels, turn_hue(levels, hue))
+        levels = torch.where(hue_n111 == 0, levels, turn_hue(levels, hue_n111))
     for turn in range(max(map(len, after))):
         levels = _mix_with_grey(levels, mixes[:, 1, turn])
     images.copy_(levels)
