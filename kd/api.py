@@ -18,7 +18,8 @@ from kd.commands.train import end_again, to_train
 from kd.errors import RunError, UserError
 from kd.fleet.sizing.plan import SizeOptions
 from kd.report.evaluated import exports_parts, run_table
-from kd.report.tables import Part, Table, html
+from kd.report.tables import Part, Table
+from kd.report.templates import html
 from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit

@@ -14,7 +14,6 @@ from PIL import Image
 from kd.cli import main
 from kd.storage.student_metadata import weights_digest
 from tests._helpers import ARCH, TINY, save_teacher, tiny_vit
-from tests._runs import summary_of
 
 
 def test_a_run_and_weights_files_side_by_side(
@@ -186,31 +185,6 @@ def test_what_a_source_notes_is_printed(
         if "'nothing'" in line or "nothing (" in line
     ]
     assert len(notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("precision", "items", "is_said"),
-    [("bf16-mixed", [], True), ("bf16-true", ["split=val"], True), ("32-true", [], False),
-     ("bf16-mixed", ["split=train"], False), (None, [], False)],
-)  # fmt: skip
-def test_a_run_in_half_precision_is_told_that_its_own_figures_may_differ(
-    precision: str | None, items: list[str], is_said: bool, finished: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Its validations rounded to eight bits, and kd-eval measures what is exported, as whoever uses it will."""
-    run = tmp_path / "runs" / "tiny" / "000"
-    shutil.copytree(finished, run, symlinks=True)
-    summary = summary_of(run)
-    summary["precision"] = precision
-    if precision is None:
-        del summary["precision"]
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert main("eval", [str(run), *items]) == 0
-    line = (
-        f"{run} validated in {precision} while it trained, and is measured in float32 here: "
-        "its own figures may differ by a few pictures"
-    )
-    assert capsys.readouterr().out.splitlines().count(line) == is_said
 
 
 def test_what_can_not_be_compared_is_refused(finished: Path, tmp_path: Path, refusal) -> None:

@@ -14,7 +14,6 @@ from kd.fit_to_machine import _tune, measure
 from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
-from kd.monitor.own_run import room_for
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
 from tests._runs import losses, run, summary_of
@@ -99,16 +98,6 @@ def test_a_gpus_batch_is_cut_until_it_goes_through(monkeypatch: pytest.MonkeyPat
     )
     assert (size, tried) == (32, [64, 51, 40, 32])
     assert why.endswith("; 32 fewer than counted, as trials have shown")
-
-
-def test_what_more_sharding_would_free_is_counted_in_pictures() -> None:
-    memory = counted(optimizer=1000, student=500, gradients=500)
-    assert memory.freed(4, whole=False) == 75  # three quarters of 1000 bytes, 10 a picture
-    assert memory.freed(4, whole=True) == 150
-    assert counted(shards=4).freed(4, whole=True) == 0  # it is sharded already
-    found = room_for(memory, 64, 10_000, 4)
-    assert found == {"more_fit": memory.fits(10_000) - 64, "more_by_zero": 75, "more_by_fsdp": 150}
-    assert room_for(counted(), 64, 500, 1) == {"more_fit": 0}
 
 
 def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,8 @@ accuracy of k nearest neighbours and of a ridge probe, its teachers beside it.
 
 The JSON of a run is also written to RUN_FOLDER/eval_<split>.json (eval_<folder's name>.json, or eval_folder_val.json
 where it is called as a split), with how faithful the student is to its teacher: agreement, mean KL divergence,
-calibration, classes, confusions. Computed in float32, as plain timm would; a run whose own validation was in half
-precision may differ by a few pictures, which is said.
+calibration, classes, confusions. Computed in float32, as plain timm would: the figures of a run whose own
+validation was in half precision may differ by a few pictures.
 """
 
 

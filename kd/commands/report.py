@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.costs import Change
+from kd.report.prices import machines_of, price_of, read_prices
 from kd.report.records import is_run, not_a_run, read_run
 from kd.run.options import CommandOptions, names_of, take_options
 from kd.run.request import Request
@@ -24,7 +25,8 @@ kd-report: what limits a run, as one page.
 
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run trains, or after it failed
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
-                                          what a changed run would take and cost, from the records of this one
+                                          what a changed run would take and cost, from the records of this one; also
+                                          machines=4 batch_size=128; instances=4*p4d.24xlarge prices=prices.yaml
   kd-report RUN_FOLDER --set kernels=5    changes what a run records while it trains, on its machine; words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
@@ -37,7 +39,26 @@ Needs neither torch nor a network.
 class WhatIf(Change, CommandOptions):
     """The words after ``--what-if``."""
 
-    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {"machines": ("gpus",)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "instances": ("prices=FILE",),
+        "prices": ("instances=NAMES",),
+    }
+    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {
+        "machines": ("gpus", "instances"),
+        "instances": ("gpus", "price"),
+    }
+    instances: list[str] | None = None
+    """Training machines by their names in ``prices``, 2*p4d.24xlarge: sets ``machines`` and ``price``."""
+    prices: Path | None = None
+    """A table of instances and prices of an hour, as ``monitor.prices``."""
+
+    def __post_init__(self) -> None:
+        """Refuses options that exclude each other; counts the instances and adds up their prices."""
+        super().__post_init__()
+        if self.instances and self.prices:
+            self.machines = sum(count for count, _ in machines_of(self.instances))
+            table = read_prices(self.prices.expanduser(), "prices")
+            self.price = price_of(self.instances, table, "instances")
 
 
 FLAGS = ("--open", "--what-if", "--set")

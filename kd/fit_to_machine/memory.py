@@ -127,20 +127,6 @@ class Memory:
         most = int(room / self.per_picture)
         return max(1, most - most % 8 if most > 8 else most)
 
-    def freed(self, processes: int, whole: bool) -> int:
-        """How many more pictures would fit in a process if its state were in shards; 0 where it is already.
-
-        Args:
-            processes: that would share it; each keeps 1 / ``processes``.
-            whole: weights and gradients would be in shards too (FSDP), not only the optimizer's state (ZeRO).
-        """
-        if self.shards > 1:
-            return 0
-        state = self.optimizer
-        if whole:
-            state += self.student + self.gradients
-        return int(state * (1 - 1 / processes) / self.per_picture)
-
     def report(self, batch_size: int, optimizer_bytes: int) -> dict[str, float]:
         """MiB (2**20 bytes) of this process by part, rounded to a tenth, for ``summary.json``.
 

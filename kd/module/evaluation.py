@@ -16,6 +16,7 @@ from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
 from kd.models.own import logits_of
 from kd.progress import bar
+from kd.proof.paired import PairedCounts
 from kd.tasks import Task
 from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.tasks.label_free import PROBE
@@ -385,10 +386,10 @@ class Answers:
         """Whether the student's answer equals the label, by the picture's number; only where :attr:`are_names`."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}
 
-    def only(self, other: "Answers") -> tuple[int, int]:
+    def beside(self, other: "Answers") -> PairedCounts:
         """How many pictures this student alone is right on, and how many the ``other`` alone; the pictures are the
         same, and the answers names (:attr:`are_names`).
         """
         others_right = other.right()
         pairs = [(is_right, others_right[i]) for i, is_right in self.right().items()]
-        return pairs.count((True, False)), pairs.count((False, True))
+        return PairedCounts(len(pairs), pairs.count((True, False)), pairs.count((False, True)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.prices import Prices, input_machines, price_of, read_prices
-from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
+from kd.report.rules import RULES, by_rule
 from kd.settings import MonitorSettings
 from kd.storage.elsewhere import Json
 
@@ -78,12 +78,12 @@ class MonitorSpec(MonitorSettings):
                 )
         for rule, values in by_rule(self.thresholds or {}).items():
             _known(f"monitor.thresholds.{rule}", rule, list(RULES))
-            counts = counts_of(rule)
+            judged = RULES[rule]
             for name, value in values.items():
                 key = f"monitor.thresholds.{rule}.{name}"
-                _known(key, name, list(thresholds_of(rule)))
+                _known(key, name, list(judged.thresholds))
                 least = 0 if name in ("skip", "ignore") else 1
-                if name in counts and not (value >= least and float(value).is_integer()):
+                if name in judged.counts and not (value >= least and float(value).is_integer()):
                     raise UserError(f"{key}: must be a whole number >= {least}, got {value:g}")
 
 

@@ -14,7 +14,7 @@ from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.preflight import Preflight
 from kd.data.batch import Batch
 from kd.data.info import Target
-from kd.fit_to_machine.memory import Memory, available_bytes
+from kd.fit_to_machine.memory import available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
 from kd.models import count_parameters
 from kd.models.taps import TRIAL
@@ -47,7 +47,7 @@ class OwnRun(Watched):
         """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU; for each rank's file.
 
         ``batch_size`` is of one process, ``feature_bytes`` of a picture (:func:`cacheable_features`), ``val`` a number of
-        pictures; :func:`room_for` is known on rank 0 alone, ``bfloat16_time`` on a CPU.
+        pictures; ``more_fit`` is known on rank 0 alone, ``bfloat16_time`` on a CPU.
         """
         run = RunContext.of(trainer)
         data: Any = run.data
@@ -77,7 +77,7 @@ class OwnRun(Watched):
             facts["bfloat16_time"] = round(bfloat16_time(), 3)
         if device.type == "cuda" and memory is not None:
             available = available_bytes(device, trainer.num_devices)
-            facts |= room_for(memory, data.batch_size, available, trainer.world_size)
+            facts["more_fit"] = max(0, memory.fits(available) - data.batch_size)
         return facts
 
     def model(self, trainer: Trainer) -> nn.Module | None:
@@ -166,29 +166,6 @@ def _class_counts(targets: Sequence[Target]) -> list[int]:
         if is_list and are_whole and ids.min() >= 0:
             return np.bincount(ids).tolist()
     return []
-
-
-def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
-    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP.
-
-    Args:
-        memory: of a training step.
-        batch_size: pictures of a process.
-        available: bytes of its GPU that the step may take.
-        processes: of the run.
-
-    Returns:
-        ``more_fit``; with several processes also ``more_by_zero`` and ``more_by_fsdp``, where the state is not in shards
-        already: pictures of a process.
-    """
-    room = {"more_fit": max(0, memory.fits(available) - batch_size)}
-    if processes == 1:
-        return room
-    for way, all_parts in {"zero": False, "fsdp": True}.items():
-        pictures = memory.freed(processes, whole=all_parts)
-        if pictures:
-            room[f"more_by_{way}"] = pictures
-    return room
 
 
 def cacheable_features(run: RunContext) -> int | None:

@@ -188,7 +188,6 @@ class Phases(Recording):
         """The newest steps' records, as :meth:`_write` makes them."""
         self.header: Json = {}
         """The header of this rank's file; {} before the training."""
-        self._shown = ""  # the limit that the bar named last
         self._total: Json = {}
         self._callbacks_before: dict[str, float] = {}  # ms by hook, of the run's earlier starts
         self._last_total = 0.0  # Unix time at which the step ended after which totals were written
@@ -362,10 +361,9 @@ class Phases(Recording):
             _add(total, record)
         newest = RunRecords(Path(), headers={0: self.header}, totals={0: total})
         facts = Facts(newest)
-        largest, *_ = limits_of(facts, self._shown)
-        self._shown = largest.bound
+        largest, *_ = limits_of(facts)
         wait = phase_share(facts.phases, "data")
-        return f"data wait {wait:.0%}, {NAMES[self._shown]}"
+        return f"data wait {wait:.0%}, {NAMES[largest.bound]}"
 
     def _write_total(self) -> None:
         """Writes the sums over all steps so far, in ms, with the eight hooks of callbacks that took the most time.

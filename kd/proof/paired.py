@@ -48,6 +48,17 @@ class PairedCounts:
         """Pictures that one model alone is right on."""
         return self.only_reference + self.only_candidate
 
+    @property
+    def gap(self) -> dict[str, float]:
+        """``pictures``, :attr:`difference`, and ``low`` and ``high``, the ends of its paired interval of 95 %."""
+        low, high = tango_interval(self, 0.95)
+        return {
+            "pictures": self.pictures,
+            "difference": self.difference,
+            "low": low,
+            "high": high,
+        }
+
 
 def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float) -> np.ndarray:
     """How strongly counts speak against ``p_b - p_c = margin``: normal with variance 1 there, large where b is small.

@@ -1,14 +1,12 @@
 """A model card from a run's folder: Markdown with the metadata that the Hugging Face hub reads."""
 
-from pathlib import Path
-
 import yaml
-from jinja2 import Environment
 
 from kd.report.evaluated import fidelity_parts, in_millions
 from kd.report.metric import format_metric, is_share
 from kd.report.records import RunRecords
-from kd.report.tables import markdown, results_of
+from kd.report.tables import results_of
+from kd.report.templates import Raw, markdown, rendered
 from kd.storage.elsewhere import Json
 from kd.storage.shown import in_markdown
 
@@ -25,7 +23,6 @@ METRICS = {
     "mae": "mean absolute error",
     "rmse": "root mean squared error",
 }
-TEMPLATE = Path(__file__).parent / "card.md.j2"
 FEATURES = "image-feature-extraction"  # the hub's name of what a student without a classifier does
 
 
@@ -49,9 +46,9 @@ def card(
     task = _pipeline(run)
     name = f"{summary.get('recipe', run.folder.name)} {run.student.get('arch', 'student')}"
     source = str((summary.get("data") or {}).get("source", "own pictures"))
-    environment = Environment(keep_trailing_newline=True, finalize=_plain)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return rendered(
+        "card.md.j2",
+        in_markdown,
         front=Raw(_front(name, task, best, source, license_name)),
         name=name,
         task=task,
@@ -115,17 +112,3 @@ def _front(
         result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
         content["model-index"] = [{"name": name, "results": [result]}]
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-class Raw(str):
-    """Text that is put into the card as it is."""
-
-
-def _plain(value: object) -> object:
-    """A value for Markdown: escaped, so that no name opens markup, ends a cell or begins a line; :class:`Raw` as it is.
-
-    Jinja calls it for each value that the template prints.
-    """
-    if isinstance(value, Raw):
-        return value
-    return in_markdown(str(value))

@@ -1,11 +1,13 @@
 """What was measured of a student beside its teacher, as parts (:mod:`kd.report.tables`): each result is worded here once."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from kd.report.metric import counted, difference, duration, format_metric, in_tables, short
 from kd.report.ratio import Number, ratio
@@ -22,6 +24,9 @@ from kd.report.tables import (
     sentences,
 )
 from kd.storage.elsewhere import Json
+
+if TYPE_CHECKING:
+    from kd.proof.paired import PairedCounts
 
 MODELS = ("teacher", "student")
 BINS = 15
@@ -45,21 +50,19 @@ OUTCOMES = {
     "only_student": "only the student right",
     "both_wrong": "both wrong",
 }
-PROBE_HINT = "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
 STARTS = {"random": "a random start", "pretrained": "the pre-trained weights"}
 """Names of a backbone's starts in sentences."""
 
 
 # -- one model, or several side by side --------------------------------------------------------------------------------
 def evaluation_parts(
-    results: Sequence[Json], pairs: Sequence[tuple[int, int]], parts: Sequence[Part]
+    results: Sequence[Json], pairs: Sequence["PairedCounts"], parts: Sequence[Part]
 ) -> Parts:
     """The metrics of all models and of each teacher once, and what else was measured of them.
 
     Args:
         results: of ``kd-eval``, one a model.
-        pairs: of each model after the first: pictures on which the first alone is right, and on which it alone is; [] of
-            tasks whose answers are not names of classes.
+        pairs: of each model after the first, beside it; [] of tasks whose answers are not names of classes.
         parts: of a cascade, of disputed labels or of a backbone's starts.
     """
     first = results[0]
@@ -69,9 +72,7 @@ def evaluation_parts(
     by_name = dict(zip(names, results, strict=True))
     lines = []
     for name, pair in zip(names[1:], pairs, strict=False):
-        lines.append(paired(names[0], name, pair, first["pictures"]))
-    if "rankme" in first["student"] and "probe" not in first:
-        lines.append(PROBE_HINT)
+        lines.append(paired(names[0], name, pair))
     shown: Parts = [models_table(by_name), sentences("", lines)]
     for name, result in by_name.items():
         if "fidelity" in result:
@@ -140,18 +141,18 @@ def _figures(values: Json, metrics: Sequence[str]) -> list[str]:
 
 def without_common_folders(names: Sequence[str]) -> list[str]:
     """Names without the leading folders that all of them share, and files of one name by their folders."""
-    paths = [Path(name).parts for name in names]
-    files = {path[-1] for path in paths}
-    several = len(paths) > 1
-    of_one_name = len(files) == 1 and bool(Path(names[0]).suffix)
-    if several and of_one_name and min(map(len, paths)) > 1:
-        paths = [path[:-1] for path in paths]
-    while min(map(len, paths)) > 1:
-        first_folders = {path[0] for path in paths}
-        if len(first_folders) > 1:
-            break
-        paths = [path[1:] for path in paths]
-    shorter = [Path(*path) for path in paths]
+    paths = [Path(name) for name in names]
+    folders = [path.parent for path in paths]
+    files = {path.name for path in paths}
+    of_one_name = len(paths) > 1 and len(files) == 1 and bool(paths[0].suffix)
+    if of_one_name and all(folder.name for folder in folders):
+        paths = folders
+        folders = [path.parent for path in paths]
+    are_absolute = {path.is_absolute() for path in paths}
+    if len(are_absolute) > 1:
+        return [str(path) for path in paths]
+    common = os.path.commonpath(folders)
+    shorter = [path.relative_to(common) for path in paths]
     return [str(path) for path in shorter]
 
 
@@ -172,22 +173,18 @@ def model_name(model: Json) -> str:
     return model.get("name") or model.get("arch") or ""
 
 
-def paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
-    """How sure the difference of two models is, as a line.
+def paired(first: str, other: str, pair: "PairedCounts") -> str:
+    """How sure the difference of two models is, as a line; ``pair``: the reference is the first.
 
-    Of N pictures ``b`` and ``c`` are right for one model alone. Their difference is -1, 0 or 1 a picture, so that its
-    mean is ``(c - b) / N`` and its variance ``(b + c) / N - mean^2``; the standard error is the root of variance / N.
-
-    >>> paired("a", "b", (2, 6), 100)
-    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
+    >>> from kd.proof.paired import PairedCounts
+    >>> paired("a", "b", PairedCounts(100, 2, 6))
+    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 points (-2.0 to 10.4), paired, 95 % interval'
     """
-    first_alone, other_alone = pair
-    gap = (other_alone - first_alone) / pictures
-    variance = (first_alone + other_alone) / pictures - gap**2
-    error = (variance / pictures) ** 0.5
+    gap = pair.gap
+    points, low, high = (100 * gap[end] for end in ("difference", "low", "high"))
     return (
-        f"{first} alone is right on {first_alone} of {pictures} pictures, {other} alone on {other_alone}: "
-        f"{100 * gap:+.1f} ± {100 * error:.1f} points (standard error, paired by picture)"
+        f"{first} alone is right on {pair.only_reference} of {pair.pictures} pictures, {other} alone on "
+        f"{pair.only_candidate}: {with_interval(points, low, high)}, paired, 95 % interval"
     )
 
 
@@ -426,10 +423,7 @@ def _threshold(found: Json) -> list[str]:
     goal = found["goal"]
     certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
     if found["threshold"] is None:
-        lines = [f"{goal}: no threshold is sure to reach it with {certain}"]
-        if "kept_goal" in found:
-            lines.append(f"cascade.json keeps the rule for {found['kept_goal']}, found before")
-        return lines
+        return [f"{goal}: no threshold is sure to reach it with {certain}"]
     cautions = found.get("cautions", [])
     sure = "reached on these pictures" if cautions else "guaranteed"
     chosen, checked = found["chosen"], found["checked"]

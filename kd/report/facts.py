@@ -6,7 +6,7 @@ from functools import cached_property
 
 from kd.report.metric import less_is_better
 from kd.report.ratio import Number, ratio
-from kd.report.records import RunRecords, percentile
+from kd.report.records import percentile
 from kd.report.step_facts import COMPUTING, StepFacts, Swing, phase_share
 from kd.report.tables import Parts, results_of
 from kd.storage.elsewhere import Json
@@ -56,8 +56,30 @@ class Facts(StepFacts):
 
     @cached_property
     def tier(self) -> TierFacts | None:
-        """The machines that made the batches; None where this machine did, or too little of them is recorded."""
-        return tier_of(self.run)
+        """The machines that made the batches, of all ranks together; None where this machine did, or no rank has two
+        readings.
+
+        Counts of a machine grow from reading to reading; what was made is the difference of the newest and the first one.
+        """
+        by_rank = [readings for readings in self.run.tier.values() if len(readings) > 1]
+        if not by_rank:
+            return None
+
+        here = {one["node"]: one for one in by_rank[0][-1]["machines"] if not one["gone"]}
+        sums: Json = dict.fromkeys([*SUMMED, "makers"], 0)
+        for first, *_, last in by_rank:
+            for name in SUMMED:
+                sums[name] += sum(machine[name] for machine in last["machines"])
+                sums[name] -= sum(machine[name] for machine in first["machines"])
+            sums["makers"] += sum(one["makers"] for one in last["machines"] if one["node"] in here)
+        return TierFacts(
+            machines=len(here),
+            cores=sum(machine["cores"] for machine in here.values()),
+            **sums,
+            seconds=max(readings[-1]["t"] - readings[0]["t"] for readings in by_rank),
+            may_ask=by_rank[0][-1]["may_ask"],
+            ranks=len(by_rank),
+        )
 
     # -- the run's length ----------------------------------------------------------------------------------------------
     @cached_property
@@ -304,29 +326,3 @@ class Facts(StepFacts):
         student = self.run.student
         best = student.get("best_val") or {}
         return bool(student.get("start_val")) and best.get("epoch") == 0
-
-
-def tier_of(run: RunRecords) -> TierFacts | None:
-    """The data tier's readings of all ranks together; None without two readings of any rank.
-
-    Counts of a machine grow from reading to reading; what was made is the difference of the newest and the first one.
-    """
-    by_rank = [readings for readings in run.tier.values() if len(readings) > 1]
-    if not by_rank:
-        return None
-
-    here = {one["node"]: one for one in by_rank[0][-1]["machines"] if not one["gone"]}
-    sums: Json = dict.fromkeys([*SUMMED, "makers"], 0)
-    for first, *_, last in by_rank:
-        for name in SUMMED:
-            sums[name] += sum(machine[name] for machine in last["machines"])
-            sums[name] -= sum(machine[name] for machine in first["machines"])
-        sums["makers"] += sum(one["makers"] for one in last["machines"] if one["node"] in here)
-    return TierFacts(
-        machines=len(here),
-        cores=sum(machine["cores"] for machine in here.values()),
-        **sums,
-        seconds=max(readings[-1]["t"] - readings[0]["t"] for readings in by_rank),
-        may_ask=by_rank[0][-1]["may_ask"],
-        ranks=len(by_rank),
-    )

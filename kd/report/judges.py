@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
+from statistics import pstdev
 
 from kd.proof.luck import is_clearly_more, shows_a_bad_teacher
 from kd.report.metric import counted, format_metric, less_is_better
@@ -20,8 +21,6 @@ from kd.storage.elsewhere import Json
 Evidence = Json | None
 Series = Sequence[float]
 ByLayer = Mapping[str, float]
-A_PROGRAM = 0.3
-"""Cores that other programs use, from which on they are named as the reason."""
 
 
 def fires(condition: object, **evidence: object) -> Evidence:
@@ -48,10 +47,7 @@ def low_use(gpu: Series, low: float, floor: float, window: int, skip: int) -> Ev
     """In the newest ``window`` samples p95 is below ``low``, or p5 is below ``floor``."""
     recent = gpu[skip:][-window:]
     p5, p95 = percentile(recent, 5), percentile(recent, 95)
-    if p95 < low:
-        return {"p95": p95}
-    text = "GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
-    return fires(p5 < floor, p5=p5, p95=p95, text=text)
+    return fires(p95 < low or p5 < floor, p5=p5, p95=p95)
 
 
 def room_left(*use: Series, low: float, window: int, skip: int) -> Evidence:
@@ -114,7 +110,7 @@ def outliers(step_ms: Series, sigma: float, ignore: int) -> Evidence:
     if len(step_ms) < 2:
         return None
     mean_ms = mean(step_ms)
-    deviation = math.sqrt(mean([(ms - mean_ms) ** 2 for ms in step_ms]))
+    deviation = pstdev(step_ms, mean_ms)
     limit = mean_ms + sigma * deviation
     count = sum(ms > limit for ms in step_ms)
     return fires(deviation and count > ignore, count=count, mean=mean_ms, most=max(step_ms))
@@ -127,6 +123,7 @@ def loaders(
     cores: int,
     processes: int = 1,
     others: float = 0.0,
+    sharers: str = "",
     lever: str = "",
     *,
     low: float,
@@ -134,43 +131,34 @@ def loaders(
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
 
     One more than there are cores is usual. Where each training process has one loader process or none, its compute threads
-    do not count. ``others`` are cores that other programs use; they are not to spare. ``lever``: that of the limit, which
-    predicts.
+    do not count. ``others`` are cores that other programs use; they are not to spare. ``sharers``: who shares the cores, in
+    words; ``lever``: that of the limit, which predicts.
     """
     in_all = processes * workers
-    taken = processes * (workers + threads)
-    if in_all > max(1, cores) or (workers > 1 and taken > cores + 1):
-        text = (
-            f"{in_all} loader processes and {processes * threads} compute threads on {cores} core"
-        )
-        return {"text": text + "s" * (cores > 1)}
+    taken = in_all + processes * threads
+    too_many_loaders = in_all > max(1, cores)
+    crowded = workers > 1 and taken > cores + 1
+    if too_many_loaders or crowded:
+        return {"text": sharers}
     idle = round(cores - taken - others)
     unused = counted(idle, "core")
     return fires(data_share > low and idle >= 1, part=data_share, unused=unused, lever=lever)
 
 
 def delayed(
-    training: Number,
-    loading: Number,
-    thread: str = "",
-    processes: int = 1,
-    workers: int = 0,
-    others: float = 0.0,
-    *,
-    at: float,
+    training: Number, loading: Number, thread: str = "", lever: str = "", *, at: float
 ) -> Evidence:
-    """Threads of training or loading wait for a core for ``at`` of the time; what takes cores is the lever."""
-    trainer = f"training ({thread})" if thread else "training"
-    waits = {trainer: training or 0.0, "a loader process": loading or 0.0}
-    who = [f"{name} {part:.0%}" for name, part in waits.items() if part >= at]
-    levers = {
-        f"end other programs (they use {others:.1f} cores)": others >= A_PROGRAM,
-        f"fewer loader processes (data.num_workers, now {workers})": workers,
-        f"fewer training processes on a machine (now {processes})": processes > 1,
-    }
-    lever = ", ".join(name for name, counts in levers.items() if counts)
-    lever = lever or "fewer threads (OMP_NUM_THREADS)"
-    return fires(who, words=" and ".join(who), lever=f"{lever}, or more cores")
+    """Threads of training or loading wait for a core for ``at`` of the time; ``lever``: the limit's, by who takes cores."""
+    trainer = "training"
+    if thread:
+        trainer = f"training ({thread})"
+    waits = {trainer: training, "a loader process": loading}
+    who = []
+    for name, part in waits.items():
+        if part is not None and part >= at:
+            who.append(f"{name} {part:.0%}")
+    words = " and ".join(who)
+    return fires(who, words=words, lever=lever)
 
 
 def throttled(reasons: Sequence[Sequence[str]], share: float) -> Evidence:
@@ -270,16 +258,7 @@ def ignored_teacher(
     moved = max(recent) - min(recent)
     if moved > flat or last >= below:
         return None
-    names = ", ".join(long)
-    falls = "falls" if len(long) == 1 else "fall"
-    return {"agreement": last, "names": names, "falls": falls}
-
-
-def near_uniform(entropy: Series, guesses: bool = False, *, high: float) -> Evidence:
-    """The mean of the teacher's entropy over its maximum is above ``high``; ``guesses``: it would be at any temperature."""
-    level = mean(entropy)
-    lever = "a teacher that tells the classes apart: this one guesses, at any temperature"
-    return fires(level > high, level=level, lever=lever if guesses else "")
+    return {"agreement": last, "names": ", ".join(long)}
 
 
 def dominant_term(terms: ByLayer, share: float) -> Evidence:
@@ -369,9 +348,7 @@ def under_trained(
     if last < max(before, start_value or before) + enough:
         return None
     rise = f"{format_metric(metric, before)} to {format_metric(metric, since)} in the last {epochs} epochs"
-    rose = f"{metric} rose from {rise}, with {format_metric(metric, last)} in the last one"
-    if last == since:
-        rose = f"the run ended while {metric} still rose ({rise})"
+    rose = f"{metric} rose from {rise} and is {format_metric(metric, last)} in the last one"
     lever = "more trainer.max_epochs, a higher optim.lr"
     if start == "scratch":
         better = "model.student.inherit=auto or .pretrained=true (it started from random weights)"
@@ -415,10 +392,7 @@ def confused(
     if not frequent:
         return None
     part, true, called, count = max(frequent)
-    others = len(frequent) - 1
-    more = f", and {others} more pairs above {share:.0%}" if others else ""
-    of = counts[true]
-    return {"part": part, "true": true, "called": called, "count": count, "of": of, "more": more}
+    return {"part": part, "true": true, "called": called, "count": count, "of": counts[true]}
 
 
 # -- gradients, weights, activations, pictures -------------------------------------------------------------------------
@@ -439,8 +413,7 @@ def worst_layer(by_layer: ByLayer, share: float) -> Evidence:
     if not above:
         return None
     worst = max(above, key=above.__getitem__)
-    plural = "s" * (len(above) > 1)
-    return {"count": len(above), "s": plural, "name": worst, "value": above[worst]}
+    return {"count": len(above), "name": worst, "value": above[worst]}
 
 
 def all_zero(zeros: ByLayer, share: float) -> Evidence:
@@ -475,7 +448,7 @@ def unchanged(names: Sequence[Sequence[str]], times: int) -> Evidence:
     """The same weights did not change in ``times`` readings one after another."""
     newest = [set(of_reading) for of_reading in names[-times:]]
     same = set.intersection(*newest) if len(newest) == times else set()
-    return fires(same, count=len(same), s="s" * (len(same) > 1), name=min(same, default=""))
+    return fires(same, count=len(same), name=min(same, default=""))
 
 
 def variance_outside(spread: Mapping[str, Number], low: float, high: float) -> Evidence:

@@ -82,7 +82,7 @@ def headline(facts: Facts) -> Section | None:
     if small and large:
         times = ratio(small, large)
         part = f"{times:.1%} of" if small < large else f"{times:.1f} times"
-        text += f" with {part} its parameters"
+        text += f", with {part} its parameters"
     for part_of_result in facts.results.get(LABELS_ALONE, [])[:1]:
         if isinstance(part_of_result, Table):
             text += f"; {part_of_result.rows[0][0]}"

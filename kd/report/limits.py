@@ -413,32 +413,34 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
 
     Where the kernel does not report waiting threads, a computing phase that varies on a crowded machine stands for it.
     """
-    step, workers, cores = facts.step_ms, facts.workers, facts.cores
-    threads, processes = facts.threads, facts.processes
-    if not step:
-        return None
-
-    # How many ms of a step are lost, and the evidence.
-    queued = facts.queued if workers else 0.0  # without loader processes it is training's own delay
-    lost = facts.ready_ms + queued
-    crowded = processes * (workers + threads) > cores
+    step = facts.step_ms
+    lost = facts.without_core_ms
     swings = facts.swing if facts.thread_wait is None else None
     if share(lost, step) >= at:
         who = "training"
-        if queued:
+        if facts.workers and facts.queued:
             who += " and its loader processes"
         elif facts.ready_thread:
             who += f" ({facts.ready_thread})"
         evidence = f"{who} waited for a free core for {lost:.0f} of {step:.0f} ms a step ({share(lost, step):.0%})"
-    elif crowded and swings is not None:
+        return who_takes_cores(facts, evidence, lost)
+    if facts.crowded and swings is not None:
         lost = facts.phases[swings.phase] - swings.low
-        evidence = f"{swings.text()} although nothing changes its shapes"
-    else:
-        return None
+        return who_takes_cores(facts, swings.text(), lost)
+    return None
+
+
+def who_takes_cores(facts: Facts, evidence: str, lost: float) -> Limit:
+    """The limit of a host whose cores others take, with what to change; the limit and the rule SchedulerDelay share it.
+
+    Args:
+        facts: of the run.
+        evidence: that training or its loaders wait for a core, in words.
+        lost: ms of a step in which they do.
+    """
+    step, cores, crowded = facts.step_ms, facts.cores, facts.crowded
     rest = max(0.01 * step, step - lost)  # ms of a step that waits for no core
     gain = speedup(step, rest)
-
-    # Whose processes take the cores?
     if facts.crowded_out:
         text = f"other processes use {facts.other_cores:.1f} cores: {evidence}"
         return Limit("host", text, "run alone on the machine", gain)
@@ -449,11 +451,11 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
         text = f"{evidence}, though not all of the {cores} cores are taken"
         lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"
         return Limit("host", text, lever, gain)
-    text = _share_cores(facts)
+    text = share_cores(facts)
     if facts.hot_cores:
         text += f", {facts.hot_cores}"
     text += f": {evidence}"
-    if processes * threads > cores:
+    if facts.processes * facts.threads > cores:
         lever = "fewer processes (trainer.devices) or threads, or more cores: at most"
         return Limit("host", text, lever, gain)
 
@@ -483,7 +485,7 @@ def _fewer_loaders(facts: Facts, text: str, rest: float) -> Limit:
     return Limit("host", text, lever, gain)
 
 
-def _share_cores(facts: Facts) -> str:
+def share_cores(facts: Facts) -> str:
     """Who shares the cores of a machine, in words; one training process is not named.
 
     ``2 training processes, 8 loader processes and 2 compute threads share 4 cores``.

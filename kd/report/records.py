@@ -432,8 +432,9 @@ def is_run(folder: Path) -> bool:
 
 def not_a_run(folder: Path) -> str:
     """The message for a folder that is no run's."""
-    *first, last = WRITTEN
-    return f"{folder} is no run's folder: it has no {', '.join(first)} or {last}"
+    return (
+        f"{folder} is no run's folder: it has no config.yaml, summary.json, metrics.csv or records"
+    )
 
 
 def read_results(folder: Path) -> RunRecords:
@@ -507,14 +508,13 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
         newest: how many, by the time of their last change.
     """
     here = folder.resolve()
-    files = [
-        file
-        for file in here.parent.glob("*/metrics.csv")
-        if file.parent != here and not file.parent.is_symlink()
-    ]
+    files = []
+    for file in here.parent.glob("*/metrics.csv"):
+        if file.parent != here and not file.parent.is_symlink():
+            files.append(file)
     files.sort(key=lambda file: file.stat().st_mtime_ns)
-    names = {file: f"{file.parent.parent.name}/{file.parent.name}" for file in files[-newest:]}
-    return {name: rows_of_metrics(file, []) for file, name in names.items()}
+    recipe = here.parent.name
+    return {f"{recipe}/{file.parent.name}": rows_of_metrics(file, []) for file in files[-newest:]}
 
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:

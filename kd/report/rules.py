@@ -1,6 +1,6 @@
 """A run, explained: what limits it, and by which rules its machine or its training is unusual."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -14,7 +14,7 @@ from kd.report.limits import LEADS, LIMITS, UNNAMED, WORTH, Finding, Limit, stud
 from kd.report.plain_words import in_plain_words
 from kd.report.records import PHASES, RunRecords
 from kd.report.series import Series
-from kd.report.step_facts import gpus_of, hot_cores_text, mean, phase_share, slow_rank
+from kd.report.step_facts import gpus_of, mean, phase_share, slow_rank
 from kd.storage.elsewhere import Json
 
 BOUNDS = (
@@ -34,8 +34,6 @@ NAMES = {
     "none": "balanced",
 }
 FEWEST = 20  # steps that a verdict needs
-STAYS = 1.15  # gain down to which a headline that is shown already stays
-AHEAD = 1.1  # multiple of its gain from which another headline replaces it
 
 Thresholds = Mapping[str, float | Mapping[str, float]]
 """The user's thresholds: by rule and argument, or by ``<rule>.<argument>``."""
@@ -63,6 +61,11 @@ class Rule:
     needs_steps: bool = True
     """It says little of a run with fewer than :data:`FEWEST` steps."""
 
+    @property
+    def counts(self) -> list[str]:
+        """The thresholds that count samples, steps, epochs or pictures, by name: whole numbers."""
+        return [name for name, default in self.thresholds.items() if isinstance(default, int)]
+
     def __call__(self, *series: object, **thresholds: float) -> Finding | None:
         """The finding, where the rule fires on these series; ``thresholds`` take the place of the rule's own."""
         used = {**self.thresholds, **thresholds}
@@ -73,24 +76,20 @@ class Rule:
         return Finding(self.name, text, evidence.get("lever") or self.lever)
 
     def applied_to(self, series: Series, thresholds: Mapping[str, float]) -> Finding | None:
-        """:meth:`__call__` on the series of a run, a machine or a GPU."""
+        """:meth:`__call__` on the series of a run, a machine or a GPU, with a user's thresholds, floats all."""
         holds = series[self.when] if self.when else True
         if holds is None or holds is False:
             return None
-        return self(*(series[name] for name in self.reads), **thresholds)
+        read = [series[name] for name in self.reads]
+        own = {}
+        for name, value in thresholds.items():
+            own[name] = int(value) if name in self.counts else value
+        return self(*read, **own)
 
 
 def _too_long(seconds: float, limit_s: float) -> Evidence:
     """It takes more than ``limit_s`` seconds."""
     return fires(seconds > limit_s, minutes=seconds / 60)
-
-
-def _hot_cores(
-    cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), *, busy: float
-) -> Evidence:
-    """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
-    text = hot_cores_text(cores)
-    return fires(text and not (gpu and mean(gpu) >= busy), words=text)
 
 
 # The names, thresholds and warm-up lengths are those of the SageMaker Debugger's built-in rules where it has such a rule
@@ -106,7 +105,8 @@ _ALL = (
          "a faster disk, a local copy of the data, or fewer and larger files",
          {"high": 50.0, "low": 70.0, "share": 0.5, "skip": 1000}, "machine"),
     Rule("LowGPUUtilization", judges.low_use, ("gpu",),
-         "p95 of GPU utilisation is {p95:.0f} %", "the phases of a step show what the GPU waits for (report.html)",
+         "GPU utilisation is {p5:.0f} to {p95:.0f} % (p5, p95)",
+         "the phases of a step show what the GPU waits for (report.html)",
          {"low": 70.0, "floor": 10.0, "window": 500, "skip": 1000}, "machine"),
     Rule("BatchSize", judges.room_left, ("cpu", "gpu", "gpu_memory"),
          "p95 of CPU {cpu:.0f} %, GPU {gpu:.0f} %, GPU memory {memory:.0f} %",
@@ -132,20 +132,19 @@ _ALL = (
     Rule("MaxInitializationTime", _too_long, ("startup_s",),
          "start-up took {minutes:.0f} min", "copy or prepare data beforehand", {"limit_s": 1200.0}, needs_steps=False),
     Rule("Dataloader", judges.loaders,
-         ("data_share", "workers", "threads", "cores", "processes", "other_cores", "data_lever"),
+         ("data_share", "workers", "threads", "cores", "processes", "other_cores", "sharers", "data_lever"),
          "{part:.0%} of the step waits for data with {unused} to spare",
          "data.num_workers=auto tries 0, 1, 2, ... under the real step", {"low": 0.1}, when="data_share"),
-    Rule("HotCores", _hot_cores, ("core_use_after_start", "gpu_use"), "{words}",
+    Rule("HotCores", lambda words, gpu, busy: fires(words and not mean(gpu) >= busy, words=words),
+         ("hot_cores", "gpu_use"), "{words}",
          "fewer loader processes (data.num_workers), or processes bound to cores of their own", {"busy": 70.0}),
     Rule("EfaMissing", lambda network: fires(network == "Socket"), ("header.efa_network",),
          "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)",
          "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)", needs_steps=False),
-    Rule("PhaseVariation", lambda swing: fires(swing, words=swing and swing.text()), ("swing",),
-         "{words} although nothing changes its shapes",
+    Rule("PhaseVariation", lambda swing: fires(swing, words=swing and swing.text()), ("swing",), "{words}",
          "check for other programs on the machine, and for a device that lowers its clocks"),
     Rule("SchedulerDelay", judges.delayed,
-         ("thread_wait", "loader_wait", "delayed_thread", "processes", "workers",
-          "other_cores"),
+         ("thread_wait", "loader_wait", "delayed_thread", "cores_lever"),
          "waiting for a free core: {words} of the time", "more cores", {"at": 0.2}),
     Rule("Throttling", judges.throttled, ("lowered",),
          "the GPU lowered its clocks in {part:.0%} of the samples ({names})", "cooling, or a higher power limit",
@@ -169,19 +168,19 @@ _ALL = (
          "the gradient's norm reached {most:.3g} (median {median:.3g})",
          "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val", {"factor": 100.0}),
     Rule("DeadRelu", judges.worst_layer, ("newest.dead",),
-         "{count} layer{s} with dead units, {name}: {value:.0%} never fire",
+         "layers with dead units: {count}; in {name} {value:.0%} never fire",
          "a lower optim.lr or longer optim.warmup_epochs", {"share": 0.5}),
     Rule("PoorWeightInitialization", judges.far_apart, ("first.spread",),
          "activations spread {low:.2g} in {lowest} but {high:.2g} in {highest}", "the student's initial weights",
          {"factor": 1000.0}),
     Rule("SaturatedActivation", judges.worst_layer, ("newest.saturated",),
-         "{count} saturated layer{s}, {name}: {value:.0%} of its outputs",
+         "saturated layers: {count}; in {name} {value:.0%} of the outputs",
          "a lower optim.lr, or smaller weights before it (optim.weight_decay)", {"share": 0.8}),
     Rule("WeightUpdateRatio", judges.update_size, ("known.update_ratio",),
          "a step moves the weights by {median:.2g} of their size (median)", "optim.lr", {"low": 1e-8, "high": 0.1}),
     Rule("AllZero", judges.all_zero, ("newest.zeros",), "all outputs are 0: {names}",
          "the layer's weights and input, the step before", {"share": 1.0}),
-    Rule("UnchangedTensor", judges.unchanged, ("recorded.unchanged",), "{count} weight{s} did not change, {name} for one",
+    Rule("UnchangedTensor", judges.unchanged, ("recorded.unchanged",), "weights that do not change: {count}, {name} for one",
          "a part that gets no gradient (frozen, detached, unused), or a rate of 0", {"times": 3}),
     Rule("TensorVariance", judges.variance_outside, ("newest.spread",), "the variance of {name} is {variance:.2g}",
          "normalisation, the initial weights, a lower optim.lr", {"low": 1e-10, "high": 1e6}),
@@ -197,7 +196,8 @@ _ALL = (
          "check that its classes are in the data's order (classes), that img_size is what it was trained with, and that "
          "checkpoint names the trained weights", {"sigma": CHANCE_SIGMAS}, when="teacher_acc1", needs_steps=False),
     Rule("StudentIgnoresTeacher", judges.ignored_teacher, ("epoch.val/agreement", "distill_losses"),
-         "agreement with the teacher has stayed at {agreement:.1%} for {patience} epochs and {names} no longer {falls}",
+         "agreement with the teacher has stayed at {agreement:.1%} for {patience} epochs and the distillation "
+         "losses fall no more ({names})",
          "the weight of the distillation losses, the temperature", {"flat": 0.01, "patience": 3, "below": 0.8}),
     Rule("WorseThanStart", judges.worse_than_start,
          ("start_value", "last_value", "pictures", "metric", "exported_epoch", "student.lr"),
@@ -212,9 +212,10 @@ _ALL = (
          ("val", "epoch.val/agreement", "student.start", "metric", "pictures", "start_value"),
          "{rose}, with {agreement:.1%} agreement with the teacher: the student is under-trained",
          "more trainer.max_epochs", {"gain": 0.01, "part": 0.2, "below": 0.8, "least": 5}, when="done"),
-    Rule("TemperatureTooHigh", judges.near_uniform, ("known.teacher_entropy", "guesses"),
+    Rule("TemperatureTooHigh", lambda entropy, high: fires(mean(entropy) > high, level=mean(entropy)),
+         ("known.teacher_entropy",),
          "at this temperature the teacher's answers are nearly uniform (entropy {level:.1%} of its maximum)",
-         "a lower temperature of the distillation loss", {"high": 0.98}),
+         "a lower temperature of the distillation loss, or a teacher that tells the classes apart", {"high": 0.98}),
     Rule("TemperatureTooLow", lambda entropy, low: fires(mean(entropy) < low, level=mean(entropy)),
          ("known.teacher_entropy",),
          "at this temperature the teacher's answers are nearly one-hot (entropy {level:.1%} of its maximum)",
@@ -231,7 +232,7 @@ _ALL = (
          "train/loss is that of {name} in all {count} steps that both have logged",
          "the setting that differs has no effect, or nothing differs", {"least": 5, "near": 1e-6}),
     Rule("Confusion", judges.confused, ("confusions", "val_counts"),
-         "{part:.0%} of '{true}' are taken for '{called}' ({count} of {of}){more}",
+         "{part:.0%} of '{true}' are taken for '{called}' ({count} of {of})",
          "their labels, more pictures of both; the teacher may mix them up as well", {"share": 0.3, "least": 10}),
     Rule("FeaturesCollapse", judges.collapsed, ("epoch.val/rankme", "pictures"),
          "the student's features use {rank:.1f} directions (val/rankme of {pictures} pictures)",
@@ -239,16 +240,6 @@ _ALL = (
 )  # fmt: skip
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
 """All rules by name."""
-
-
-def thresholds_of(rule: str) -> Mapping[str, float]:
-    """The thresholds of a rule that a user can set, with their defaults; ``rule``: a key of :data:`RULES`."""
-    return RULES[rule].thresholds
-
-
-def counts_of(rule: str) -> list[str]:
-    """The thresholds of a rule that count samples, steps, epochs or pictures, by name: whole numbers."""
-    return [name for name, default in thresholds_of(rule).items() if isinstance(default, int)]
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
@@ -263,29 +254,6 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
         of_rule = value if isinstance(value, Mapping) else {argument: value}
         grouped.setdefault(rule, {}).update(of_rule)
     return grouped
-
-
-def findings_of(
-    scopes: Sequence[Series], thresholds: Thresholds, failures: list[str]
-) -> list[Finding]:
-    """The findings of all rules, in their order. A rule that fails does not stop the others.
-
-    Args:
-        scopes: the series of the run, its machines and its GPUs.
-        thresholds: set by the user.
-        failures: gets a message for each rule that fails.
-    """
-    of_user = by_rule(thresholds)
-    findings = []
-    for rule in RULES.values():
-        counts = counts_of(rule.name)  # settings hold counts as floats
-        own = of_user.get(rule.name, {})
-        own = {name: int(value) if name in counts else value for name, value in own.items()}
-        for series in scopes:
-            if series.of == rule.of:
-                call = partial(rule.applied_to, series, own)
-                findings.append(attempt(f"rule {rule.name}", failures, call))
-    return [finding for finding in findings if finding is not None]
 
 
 Result = TypeVar("Result")
@@ -313,7 +281,7 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
-def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) -> list[Limit]:
+def limits_of(facts: Facts, failures: list[str] | None = None) -> list[Limit]:
     """The limits of a run whose lever is worth naming, the headline first, then by their gain.
 
     That is from a gain of about :data:`kd.report.limits.WORTH` on; a headline needs :data:`kd.report.limits.LEADS`. A
@@ -321,8 +289,6 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
 
     Args:
         facts: of the run.
-        shown: the bound that a display shows now; it stays first while it gains :data:`STAYS`, unless another gains
-            :data:`AHEAD` times as much.
         failures: gets the name of each limit that can't be worked out, and why; None: they are not reported.
 
     Returns:
@@ -342,16 +308,10 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
             worthy.append((limit.gain, limit))
     worthy.sort(key=itemgetter(0), reverse=True)
 
-    # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.
-    stay = [pair for pair in worthy if pair[1].bound == shown and pair[0] >= STAYS]
-    lead = [pair for pair in worthy if pair[0] >= LEADS] or stay
-    if stay and lead[0][0] < AHEAD * stay[0][0]:
-        lead = stay
-    if not lead:
-        first = student_bound(facts, alone=not worthy) or _largest_phase(facts)
-        return [first, *(limit for _, limit in worthy)]
-    _, first = lead[0]
-    return [first, *(limit for _, limit in worthy if limit is not first)]
+    limits = [limit for _, limit in worthy]
+    if worthy and worthy[0][0] >= LEADS:
+        return limits
+    return [student_bound(facts, alone=not limits) or _largest_phase(facts), *limits]
 
 
 def _largest_phase(facts: Facts) -> Limit:
@@ -410,7 +370,7 @@ class Explained:
         ordered = attempt(
             "the limits of the speed",
             self.failures,
-            lambda: limits_of(self.facts, "", self.failures),
+            lambda: limits_of(self.facts, self.failures),
         )
         limits_in_words = []
         for limit in ordered or []:
@@ -454,20 +414,23 @@ class Explained:
     def findings(self) -> list[Finding]:
         """All rules that fire, with the thresholds of the run's settings.
 
-        Of a run with a few recorded steps, 1 or more but fewer than :data:`FEWEST`, only those that need no steps.
+        Of a run with a few recorded steps, 1 or more but fewer than :data:`FEWEST`, only those that need no steps. A rule
+        that fails does not stop the others.
         """
         monitor = self.run.config.get("monitor") or {}
-        thresholds = monitor.get("thresholds") or {}
+        of_user = by_rule(monitor.get("thresholds") or {})
         scopes = self._scopes()
-        findings = findings_of(scopes, thresholds, self.failures)
         steps = attempt("the number of steps", self.failures, lambda: self.facts.steps_counted)
         has_few_steps = 0 < (steps or 0) < FEWEST
-        worded = []
-        for finding in findings:
-            rule = RULES[finding.rule]
-            if not (has_few_steps and rule.needs_steps):
-                worded.append(self._worded(finding))
-        return worded
+        findings = []
+        for rule in RULES.values():
+            if has_few_steps and rule.needs_steps:
+                continue
+            for series in scopes:
+                if series.of == rule.of:
+                    call = partial(rule.applied_to, series, of_user.get(rule.name, {}))
+                    findings.append(attempt(f"rule {rule.name}", self.failures, call))
+        return [self._worded(finding) for finding in findings if finding is not None]
 
     def _scopes(self) -> list[Series]:
         """What has series: the run, each machine and each of its GPUs.

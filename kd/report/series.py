@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kd.proof.luck import CHANCE_SIGMAS
 from kd.report.charts import by_epoch
 from kd.report.facts import Facts
-from kd.report.judges import weak_teacher
-from kd.report.limits import data_bound
+from kd.report.limits import Limit, data_bound, share_cores, who_takes_cores
 from kd.report.metric import less_is_better
 from kd.report.ratio import Number, share
 from kd.report.records import Sample, read_siblings
@@ -90,15 +88,6 @@ def _teacher_acc1(facts: Facts) -> Number:
     return (facts.run.teacher.get("val") or {}).get("acc1") if _judged(facts) else None
 
 
-def _guesses(facts: Facts) -> bool:
-    """Whether the teacher is no better than guessing, as far as its pictures show."""
-    acc1, judged = _teacher_acc1(facts), _judged(facts)
-    of_pictures = acc1 is not None and weak_teacher(
-        acc1, _chance(facts), judged, sigma=CHANCE_SIGMAS
-    )
-    return bool(of_pictures)
-
-
 def _known(facts: Facts, name: str) -> list[Any]:
     """A value of the health records, in order, without readings that were NaN, infinite or empty."""
     return [value for value in _values(facts.run.health, name) if value not in (None, {})]
@@ -146,9 +135,8 @@ def _data_share(facts: Facts) -> Number:
     return phase_share(facts.phases, "data") if known else None
 
 
-def _data_lever(facts: Facts) -> str:
-    """What the limit by data would change; "" where it does not hold."""
-    limit = data_bound(facts)
+def _lever(limit: Limit | None) -> str:
+    """What a limit would change; "" without one."""
     return limit.lever.removesuffix(": at most") if limit else ""
 
 
@@ -158,7 +146,9 @@ OF_RUN: dict[str, Callable[[Facts], Any]] = {
     "gpu_use": lambda facts: known_utilisation(facts.samples),
     "silent_s": _silent_s,
     "data_share": _data_share,
-    "data_lever": _data_lever,
+    "sharers": share_cores,
+    "data_lever": lambda facts: _lever(data_bound(facts)),
+    "cores_lever": lambda facts: _lever(who_takes_cores(facts, "", facts.without_core_ms)),
     "losses": lambda facts: _values(facts.run.metrics, "train/loss"),
     "loss_by_step": lambda facts: _loss_by_step(facts.run.metrics),
     "siblings": _siblings,
@@ -166,7 +156,6 @@ OF_RUN: dict[str, Callable[[Facts], Any]] = {
     "teacher_acc1": _teacher_acc1,
     "chance": _chance,
     "judged": _judged,
-    "guesses": _guesses,
     "val": _val,
     "distill_losses": _distill_losses,
     "pictures": lambda facts: int(next(iter(facts.run.headers.values()), {}).get("val", 0)),

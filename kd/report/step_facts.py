@@ -53,10 +53,14 @@ class Swing(NamedTuple):
     """95th percentile, ms."""
 
     def text(self) -> str:
-        """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
-        if self.high >= 10_000:
-            return f"{self.phase} takes {self.low / 1000:.1f} to {self.high / 1000:.1f} s (p5, p95)"
-        return f"{self.phase} takes {self.low:.0f} to {self.high:.0f} ms (p5, p95)"
+        """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95) although nothing changes its shapes``."""
+        low, high = self.low, self.high
+        times = f"{low:.0f} to {high:.0f} ms"
+        if high >= 10_000:
+            low_s = low / 1000
+            high_s = high / 1000
+            times = f"{low_s:.1f} to {high_s:.1f} s"
+        return f"{self.phase} takes {times} (p5, p95) although nothing changes its shapes"
 
 
 def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> Json | None:
@@ -92,7 +96,20 @@ class StepFacts:
     def phases_by_rank(self) -> dict[int, dict[str, float]]:
         """Mean ms a step by phase, validation and profiling too; the first step of the process left out."""
         ranks = self.run.totals or self.run.steps
-        return {rank: _mean_phases(self.run, rank) for rank in ranks}
+        return {rank: self._mean_phases(rank) for rank in ranks}
+
+    def _mean_phases(self, rank: int) -> dict[str, float]:
+        """Mean ms a step of a rank, by phase: from the exact totals, else over the recorded steps without the first."""
+        total = self.run.totals.get(rank)
+        if total and total["steps"]:
+            count = total["steps"]
+            return {name: ratio(ms, count) for name, ms in total["p"].items()}
+        phases = [step["p"] for step in self.run.steps.get(rank, [])[1:]]
+        means = {}
+        for name in {name for of_step in phases for name in of_step}:
+            times = [of_step.get(name, 0.0) for of_step in phases]
+            means[name] = mean(times)
+        return means
 
     @cached_property
     def compute_ms(self) -> dict[int, float]:
@@ -238,8 +255,23 @@ class StepFacts:
 
     @cached_property
     def hot_cores(self) -> str:
-        """Which few cores are full while the others have time, in words; "" where that is not so."""
-        return hot_cores_text(self.core_use_after_start)
+        """Which few cores are full while the others have time, in words; "" where that is not so.
+
+        In more than half of the samples the cores have time: their mean is :data:`HAVE_TIME` at most. In the median of these
+        samples a few are full: one at least, and at most a share :data:`A_FEW` of all.
+        """
+        rows = [row for row in self.core_use_after_start if row]
+
+        # Full cores of each sample in which the cores as a whole have time.
+        full_counts = [sum(use >= FULL for use in row) for row in rows if mean(row) <= HAVE_TIME]
+        if len(full_counts) <= len(rows) / 2:
+            return ""
+        median = sorted(full_counts)[len(full_counts) // 2]
+        total = len(rows[0])
+        if not 0 < median <= A_FEW * total:
+            return ""
+        average = mean([mean(row) for row in rows])
+        return f"{median} of {total} cores are full while all average {average:.0f} %"
 
     @cached_property
     def loading_cores(self) -> float:
@@ -305,7 +337,7 @@ class StepFacts:
         """
         wanted = self.processes * (self.workers + self.threads)
         least = min(0.5, 0.25 * self.cores)
-        if wanted > self.cores:
+        if self.crowded:
             job_beside = self.loading_cores + (self.processes - 1) * self.threads
             least = max(least, job_beside)
         nearly_full = wanted + self.other_cores > 0.75 * self.cores
@@ -315,6 +347,11 @@ class StepFacts:
     def queued(self) -> float:
         """:attr:`queued_ms` where other jobs' processes are the reason; else 0."""
         return self.queued_ms if self.crowded_out else 0.0
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether the job alone has more processes and threads that compute than there are cores."""
+        return self.processes * (self.workers + self.threads) > self.cores
 
     @cached_property
     def hidden(self) -> bool:
@@ -335,6 +372,12 @@ class StepFacts:
         return max(main_thread_ms, (self.thread_wait or 0.0) * self.step_ms)
 
     @cached_property
+    def without_core_ms(self) -> float:
+        """Ms a step that training, or its loaders where it waits for them, wait for a core."""
+        # without loader processes it is training's own delay
+        return self.ready_ms + (self.queued if self.workers else 0.0)
+
+    @cached_property
     def ready_thread(self) -> str:
         """Whose delay :attr:`ready_ms` is, where it is not the main thread's; else ""."""
         return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
@@ -349,16 +392,12 @@ class StepFacts:
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
             return "a larger data.batch_size"
-        rooms = {name: counted.get(f"more_by_{name}") for name in ("zero", "fsdp")}
-        named = [f"{pictures} by config={name}" for name, pictures in rooms.items() if pictures]
-        room = f"room for {' and '.join(named)}" if named else ""
         more, size = counted["more_fit"], self.header["batch_size"]
         larger = min(size + more, math.ceil(times) * size)
         batches = self.header.get("batches_per_epoch", math.inf)
         if larger > size and ratio(batches * size, larger, math.inf) >= STEPS_OF_AN_EPOCH:
-            beside = f", {room}" if room else ""
-            return f"data.batch_size={larger} ({more} more fit{beside})"
-        return f"a larger data.batch_size ({room})" if room else ""
+            return f"data.batch_size={larger} ({more} more fit)"
+        return ""
 
     @cached_property
     def windows(self) -> list[Json]:
@@ -382,22 +421,6 @@ class StepFacts:
         return mean(percent) / 100 if percent else None
 
 
-def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
-    """Mean ms a step of a rank, by phase: from the exact totals, else over the recorded steps without the first."""
-    total = run.totals.get(rank)
-    if total and total["steps"]:
-        count = total["steps"]
-        return {name: ratio(ms, count) for name, ms in total["p"].items()}
-    recorded = run.steps.get(rank, [])
-    phases = [step["p"] for step in recorded[1:]]
-    names = {name for of_step in phases for name in of_step}
-    means = {}
-    for name in names:
-        times = [of_step.get(name, 0.0) for of_step in phases]
-        means[name] = mean(times)
-    return means
-
-
 def known_utilisation(samples: Sequence[Sample]) -> list[float]:
     """GPUs' utilisation (%) in all samples; nothing where no reading is above 0, as NVML can't measure there."""
     gpus = [gpu for sample in samples for gpu in sample.get("gpu", [])]
@@ -409,26 +432,3 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[Json, ...]]:
     """The readings of each GPU, one a sample; {} where a sample has none of that GPU."""
     by_sample = [sample.get("gpu", []) for sample in samples]
     return list(zip_longest(*by_sample, fillvalue={}))
-
-
-def hot_cores_text(cores: Sequence[Sequence[float]]) -> str:
-    """That a few cores are :data:`FULL` while the cores as a whole have time; empty where it is not so.
-
-    In more than half of the samples the cores have time: their mean is :data:`HAVE_TIME` at most. In the median of these
-    samples a few are full: one at least, and at most a share :data:`A_FEW` of all.
-
-    Args:
-        cores: use of each core in %, a row a sample, without those of the start.
-    """
-    rows = [row for row in cores if row]
-
-    # Full cores of each sample in which the cores as a whole have time.
-    full_counts = [sum(use >= FULL for use in row) for row in rows if mean(row) <= HAVE_TIME]
-    if len(full_counts) <= len(rows) / 2:
-        return ""
-    median = sorted(full_counts)[len(full_counts) // 2]
-    total = len(rows[0])
-    if not 0 < median <= A_FEW * total:
-        return ""
-    average = mean([mean(row) for row in rows])
-    return f"{median} of {total} cores are full while all average {average:.0f} %"

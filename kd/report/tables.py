@@ -1,12 +1,11 @@
 """A result as data: tables, charts and pictures, said once by whoever measures them.
 
-The terminal (:func:`kd.report.terminal.print_parts`), the page of a run and its model card (:func:`markdown`) print the
-same parts. What a command has measured of a run's student is kept in ``RUN/tables/NAME.json``.
+The terminal (:func:`kd.report.terminal.print_parts`), the page of a run and its model card (:mod:`kd.report.templates`)
+print the same parts. What a command has measured of a run's student is kept in ``RUN/tables/NAME.json``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +14,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from kd.report.metric import short
 from kd.report.ratio import Number
 from kd.storage.of_weights import TABLES, Say, read_tables, write_of_weights
-from kd.storage.shown import in_markdown
 
 Cell = str | int | Number
 """Text, or a number, which each printer rounds in its own way; None and "" are shown as nothing."""
@@ -137,59 +135,3 @@ def is_text(table: Table, column: int) -> bool:
     """Whether a column holds text, which is aligned to the left: any of its cells is no number."""
     cells = [text_of_cell(row[column]) for row in table.rows]
     return not all(cell == "" or cell[0] in "+-.0123456789" for cell in cells)
-
-
-def markdown(parts: Sequence[Part], level: str = "###") -> str:
-    """Tables for a model card, their names and texts escaped; charts and pictures are left out.
-
-    Args:
-        parts: of one result.
-        level: of the heading above each.
-    """
-    texts = []
-    for part in parts:
-        if isinstance(part, Table) and part.rows:
-            title = in_markdown(part.title)
-            if part.folded:
-                texts.append(f"<details><summary>{escape(title)}</summary>")
-            elif title:
-                texts.append(f"{level} {title}")
-            texts.append(_markdown_rows(part))
-            if part.note:
-                texts.append(in_markdown(part.note))
-            if part.folded:
-                texts.append("</details>")
-    return "\n\n".join(texts)
-
-
-def html(parts: Sequence[Part]) -> str:
-    """Tables for a notebook, their names and texts escaped; charts and pictures are left out."""
-    texts = []
-    for part in parts:
-        if not isinstance(part, Table) or not part.rows:
-            continue
-        rows = []
-        if len(part.columns) > 1:
-            rows.append("".join(f"<th>{escape(name)}</th>" for name in part.columns))
-        for row in part.rows:
-            rows.append("".join(f"<td>{escape(text_of_cell(cell))}</td>" for cell in row))
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        texts.append(f"<table><caption>{escape(part.title)}</caption>{body}</table>")
-        if part.note:
-            texts.append(f"<p>{escape(part.note)}</p>")
-    return "".join(texts)
-
-
-def _markdown_rows(table: Table) -> str:
-    """A table in Markdown; of one column a list."""
-    width = len(table.columns)
-    lines = []
-    if width > 1:
-        names = " | ".join(map(in_markdown, table.columns))
-        rules = " | ".join(["---"] * width)
-        lines = [f"| {names} |", f"| {rules} |"]
-    for row in table.rows:
-        cells = [in_markdown(text_of_cell(cell)) for cell in row]
-        line = " | ".join(cells)
-        lines.append(f"| {line} |" if width > 1 else f"- {line}")
-    return "\n".join(lines)

@@ -15,7 +15,6 @@ from kd.report.evaluated import cascade_parts
 from kd.report.tables import write_parts
 from kd.run.eval_options import EvalOptions
 from kd.run.subject import Subject
-from kd.ship.cascade_rule import goal_of_rule
 from kd.ship.latency import times_here
 from kd.storage.elsewhere import Json
 from kd.storage.of_weights import CASCADE, write_of_weights
@@ -70,8 +69,7 @@ def cascade_of(
 ) -> Json:
     """The curve, the threshold and its check, and milliseconds; they go to the run's ``cascade.json`` too.
 
-    A goal that no threshold reaches leaves a file that is there with a rule for the same weights; then the result has
-    ``kept_goal``, the text of that rule's goal.
+    A goal that no threshold reaches writes no file: a rule that was found before stays.
 
     Args:
         subject: the models; a bare weights file has no folder to write to.
@@ -115,12 +113,8 @@ def cascade_of(
             row["ms"] = student_ms + row["share"] * teacher_ms
     if subject.run is None:
         return rule
-    # a rule that was found before stays: it is for the same weights
-    earlier = goal_of_rule(subject.run) if rule["threshold"] is None else None
-    if earlier is None:
+    if rule["threshold"] is not None:
         write_of_weights(subject.run, CASCADE, rule)
-    else:
-        rule["kept_goal"] = earlier
     write_parts(subject.run, "cascade", cascade_parts(rule))
     return rule
 

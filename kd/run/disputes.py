@@ -1,6 +1,6 @@
 """``kd-eval disputed=true``: labels that the teacher disputes, for people to look at."""
 
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kd.report.evaluated import DISPUTED, disputed_parts
 from kd.report.tables import write_parts
 from kd.run.subject import Subject
 from kd.storage.elsewhere import Json
-from kd.storage.shown import CsvTable
+from kd.storage.shown import csv_text
 from kd.storage.writing import write_text
 from kd.tasks.disputed import disputed_labels
 
@@ -153,12 +153,12 @@ def _write(found: Json, subject: Subject, run: Path, numbers: list[int]) -> None
         run: the folder.
         numbers: of the disputed pictures in the split, the least likely labels first.
     """
-    text = io.StringIO()
-    table = CsvTable(text, "\n")
-    table.add(COLUMNS)
+    rows: list[Sequence[object]] = [COLUMNS]
     for row in found["labels"]:
-        table.add([row.get(column, "") for column in COLUMNS])
-    write_text(run / TABLE, text.getvalue())
+        cells = [row.get(column, "") for column in COLUMNS]
+        rows.append(cells)
+    text = csv_text(rows, "\n")
+    write_text(run / TABLE, text)
     shown = as_validated(subject.data, found["split"], numbers[:DISPUTED])
     parts = disputed_parts(found, [thumbnail(picture) for picture in shown])
     write_parts(run, "disputed", parts)

@@ -1,10 +1,9 @@
 """What ``kd-eval`` measures: the student of a run, or the model in a weights file, on one split of pictures."""
 
-import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
+from kd.proof.paired import PairedCounts
 from kd.report.evaluated import (
     cascade_parts,
     certificate_table,
@@ -47,10 +47,10 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.subject import Subject
 from kd.ship.finished import FinishedRun, check_classes, measurable, teacher_of
-from kd.storage.elsewhere import Json, mapping_of
+from kd.storage.elsewhere import Json
 from kd.storage.of_weights import EVALUATION, write_of_weights
 from kd.storage.run_urls import names_run, run_at
-from kd.storage.shown import CsvTable
+from kd.storage.shown import csv_text
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import write_text
@@ -66,8 +66,6 @@ WEIGHTS_KEY = re.compile(r"(?<![\w./-])weights\.")
 """Before a key in a message about a weights file, whose settings are typed without it."""
 OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
-FULL_PRECISIONS = ("32-true", "64-true")
-"""Values of ``trainer.precision`` with which a run validates as ``kd-eval`` measures, but for rounding."""
 
 
 @dataclass
@@ -78,11 +76,11 @@ class Evaluation:
     """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` those of its starts."""
     files: list[Path]
     """Files that the figures were written to."""
-    pairs: list[tuple[int, int]] = field(default_factory=list)
+    pairs: list[PairedCounts] = field(default_factory=list)
     """For each model but the first: on how many pictures the first alone is right, and on how many it alone; [] for tasks
     whose answers are not names of classes."""
     notes: list[str] = field(default_factory=list)
-    """Lines below the table (:func:`_notes`)."""
+    """Lines below the table, each once: what the sources have noted."""
     parts: Parts = field(default_factory=list)
     """A cascade, disputed labels or a backbone's starts."""
 
@@ -313,9 +311,9 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
     if answers and answers[0].are_names:
-        evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
+        evaluation.pairs = [answers[0].beside(other) for other in answers[1:]]
     notes = [note for subject in measured for note in subject.data.source.notes]
-    evaluation.notes = _notes(notes, runs, options)
+    evaluation.notes = [*dict.fromkeys(notes)]
     return evaluation
 
 
@@ -514,9 +512,7 @@ def _write_answers(
                 continue
             headings.append(f"{whose}{key}")
             columns.append((of_model.rows, key))
-    text = io.StringIO()
-    table = CsvTable(text, "\n")
-    table.add(headings)
+    table = [headings]
     for i in sorted(rows):
         name = split.name(i)
         cells = [printable(name)]
@@ -524,8 +520,8 @@ def _write_answers(
             cells.append(rows[i][key])
         for of_model_rows, key in columns:
             cells.append(of_model_rows[i][key])
-        table.add(cells)
-    content = text.getvalue()
+        table.append(cells)
+    content = csv_text(table, "\n")
     write_text(file, content)
 
 
@@ -564,39 +560,8 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
         notes += opened.data.source.notes
     runs = [Path(result["run"]) for result in results]
     evaluation = Evaluation.written(results, runs, options)
-    evaluation.notes = _notes(notes, runs, options)
+    evaluation.notes = [*dict.fromkeys(notes)]
     return evaluation
-
-
-def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: EvalOptions) -> list[str]:
-    """Lines below the table, each once: those of the pictures, then those on the runs' precision.
-
-    Args:
-        of_data: what the sources have noted.
-        runs: folders of the runs that are measured; None for weights without a run.
-        options: the pictures.
-    """
-    on_precision = [_note_on_precision(run, options) for run in runs if run is not None]
-    return [note for note in dict.fromkeys([*of_data, *on_precision]) if note]
-
-
-def _note_on_precision(run: Path, options: EvalOptions) -> str:
-    """Why a run's figures are not to the digit those of its own validations; "" where they should be, and for other
-    pictures than ``val``.
-
-    Args:
-        run: its folder.
-        options: which pictures are measured on.
-    """
-    if options.folder or options.split != "val":
-        return ""
-    precision = mapping_of(run / "summary.json").get("precision")
-    if precision in (None, *FULL_PRECISIONS):
-        return ""
-    return (
-        f"{run} validated in {precision} while it trained, and is measured in float32 here: "
-        "its own figures may differ by a few pictures"
-    )
 
 
 def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:

@@ -7,7 +7,7 @@ pictures, the same half for all starts, and all are judged by the same validatio
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -79,18 +79,6 @@ class TaughtFeatures:
                 of_pictures = of_pictures.mean(dim=positions)
             vectors.append(of_pictures.float())
         return torch.cat(vectors, dim=1)
-
-
-class _Side(nn.Module):
-    """Several models that see the same pictures; their outputs are dropped."""
-
-    def __init__(self, models: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-    def forward(self, images: Tensor) -> None:
-        for model in self.models:
-            model(images)
 
 
 def _starts(
@@ -201,7 +189,7 @@ def _settle_norms(
     without batch norms are left as they are.
 
     Args:
-        models: on ``device``; they see the pictures side by side, so that each is decoded once.
+        models: on ``device``.
         prepare: their input.
         data: its split ``probe`` holds the labelled pictures, the training part first.
         device: of the models.
@@ -210,25 +198,17 @@ def _settle_norms(
     assert isinstance(labelled, Joined)
     every = math.ceil(labelled.border / OF_NORMS)
 
-    def prepared() -> Iterator[Tensor]:
-        """The models' input of each ``every``-th labelled training picture, in batches of the data's size."""
-        batches = data.eval_dataloader("probe")
-        gathered: list[
-            Tensor
-        ] = []  # uint8 (n, 3, H, W) each; of many pictures a loaded batch has few or none
-        for batch in bar(batches, label="norms of random starts", unit=" batches"):
-            index = batch["index"]
-            chosen = (index >= 0) & (index < labelled.border) & (index % every == 0)
-            gathered.append(batch["image"][chosen])
-            if sum(map(len, gathered)) >= data.batch_size:
-                yield prepare(torch.cat(gathered).to(device))
-                gathered = []
-        if sum(map(len, gathered)) > 1:  # a norm of one picture's one position has no variance
-            yield prepare(torch.cat(gathered).to(device))
-
-    side = _Side(models)
-    update_bn(prepared(), side)
-    side.eval()
+    batches = data.eval_dataloader("probe")
+    gathered = []  # uint8 (n, 3, H, W) each; of many pictures a loaded batch has few or none
+    for batch in bar(batches, label="norms of random starts", unit=" batches"):
+        index = batch["index"]
+        chosen = (index >= 0) & (index < labelled.border) & (index % every == 0)
+        gathered.append(batch["image"][chosen])
+    images = torch.cat(gathered).split(data.batch_size)
+    for model in models:
+        # a norm of one picture's one position has no variance
+        update_bn((prepare(part.to(device)) for part in images if len(part) > 1), model)
+        model.eval()
 
 
 # -- frozen features -------------------------------------------------------------------------------------------------

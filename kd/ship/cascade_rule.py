@@ -7,8 +7,7 @@ import numpy as np
 
 from kd.errors import UserError
 from kd.proof.cascade import sureness
-from kd.storage.elsewhere import text_in
-from kd.storage.of_weights import CASCADE, on_stderr, read_of_weights
+from kd.storage.of_weights import CASCADE, read_of_weights
 
 
 @dataclass(frozen=True)
@@ -23,20 +22,6 @@ class CascadeRule:
         return sureness(np.asarray(probabilities, np.float64)) < self.threshold
 
 
-def goal_of_rule(run: Path) -> str | None:
-    """The goal that a run's rule reaches, as it was given (``share=0.8``); None without a rule for the run's weights,
-    or without its goal in the file.
-
-    Args:
-        run: its folder.
-    """
-    try:
-        read_rule(run)
-    except UserError:
-        return None
-    return text_in(read_of_weights(run, CASCADE, on_stderr), "goal") or None
-
-
 def read_rule(run: Path, key: str = "defer") -> CascadeRule:
     """A run's rule: the threshold that was chosen.
 
@@ -45,7 +30,7 @@ def read_rule(run: Path, key: str = "defer") -> CascadeRule:
         key: what messages begin with.
 
     Raises:
-        UserError: nothing was measured, or for other weights, or the file can't be read; or no threshold was found.
+        UserError: no threshold was found, or for other weights, or the file can't be read.
     """
     measures = f"kd-eval {run} cascade=true measures it"
     why = [f"{run} has no {CASCADE}"]
@@ -53,11 +38,6 @@ def read_rule(run: Path, key: str = "defer") -> CascadeRule:
     if not found:
         raise UserError(f"{key}: {why[-1]}; {measures}")
     try:
-        threshold, goal = found["threshold"], found["goal"]
-        if threshold is not None:
-            return CascadeRule(float(threshold))
+        return CascadeRule(float(found["threshold"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{key}: {run}: {CASCADE} can't be read; {measures} anew") from error
-    raise UserError(
-        f"{key}: no threshold reached {goal} there; another goal: kd-eval {run} cascade=true share=0.9, for one"
-    )

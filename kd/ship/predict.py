@@ -1,6 +1,5 @@
 """A student on pictures: answers in order, and the files that they are written to."""
 
-import io
 import json
 import os
 import sys
@@ -27,7 +26,7 @@ from kd.ship.finished import FinishedRun
 from kd.ship.serving.answers import answer, mask_type
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
-from kd.storage.shown import CsvTable, on_terminal
+from kd.storage.shown import csv_text, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
@@ -160,13 +159,9 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
     A table's columns are those of the first row; JSON has the rows as they are (:func:`row_cells`).
     """
     if suffix == ".csv":
-        text = io.StringIO(newline="")
-        table = CsvTable(text)
-        for number, cells in enumerate(map(row_cells, rows)):
-            if number == 0:
-                table.add(cells)
-            table.add(cells.values())
-        return text.getvalue()
+        cells = [row_cells(row) for row in rows]
+        columns = cells[:1]  # a dict is read as its keys
+        return csv_text([*columns, *(of_row.values() for of_row in cells)])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 

@@ -1,11 +1,12 @@
 """Text from files on its way out: to terminals, tables, Markdown and HTML, through one function each; without secrets."""
 
 import csv
+import io
 import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import TextIO, TypeVar, cast
+from typing import TypeVar, cast
 
 # a formula in a spreadsheet begins so; the last four are wide forms
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -137,18 +138,16 @@ def in_html(values: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-class CsvTable:
-    """Writes rows of CSV in which a spreadsheet computes nothing.
+def csv_text(rows: Iterable[Iterable[object]], end_of_line: str = "\r\n") -> str:
+    """Rows as CSV in which a spreadsheet computes nothing.
 
     Text that begins like a formula gets an apostrophe before it (OWASP, CSV injection); numbers stay as they are.
     """
-
-    def __init__(self, file: TextIO, end_of_line: str = "\r\n") -> None:
-        self._writer = csv.writer(file, lineterminator=end_of_line)
-
-    def add(self, row: Iterable[object]) -> None:
-        """Writes one row."""
-        self._writer.writerow([csv_cell(value) for value in row])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator=end_of_line)
+    for row in rows:
+        writer.writerow([csv_cell(value) for value in row])
+    return text.getvalue()
 
 
 def csv_cell(value: object) -> object:

@@ -10,11 +10,10 @@ from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
 from kd.report.evaluated import exports_parts, labels_alone_table
-from kd.report.facts import Facts, tier_of
+from kd.report.facts import Facts
 from kd.report.learning import headline
 from kd.report.records import RunRecords
 from kd.report.sections import _cards, flat, notes, status
-from kd.report.step_facts import hot_cores_text
 from kd.report.tables import write_parts
 
 
@@ -23,7 +22,7 @@ def test_no_records_no_chart() -> None:
     assert (
         phase_chart(Facts(run))
         is heat(Facts(run))
-        is tier_of(run)
+        is Facts(run).tier
         is headline(Facts(run))
         is notes(run)
         is None
@@ -164,9 +163,17 @@ def test_settings_are_rows_of_key_and_value() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": "1", "a.c": "{}", "d": ""}
 
 
+def hot_cores(use: list[list[float]]) -> str:
+    """What is said of cores whose use is known."""
+    facts = Facts(RunRecords(Path("x")))
+    facts.core_use_after_start = use
+    return facts.hot_cores
+
+
 def test_few_full_cores_beside_idle_ones_are_hot() -> None:
     one = [[99.0, 5.0, 5.0, 5.0]] * 60
-    assert hot_cores_text(one) == "1 of 4 cores are full while all average 28 %"
-    assert not hot_cores_text([[99.0] * 4] * 60), "a busy machine"
-    assert not hot_cores_text([[10.0] * 4] * 60), "an idle one"
-    assert not hot_cores_text([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
+    assert hot_cores(one) == "1 of 4 cores are full while all average 28 %"
+    assert not hot_cores([[99.0] * 4] * 60), "a busy machine"
+    assert not hot_cores([[10.0] * 4] * 60), "an idle one"
+    assert not hot_cores([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
+    assert not hot_cores([[0.0, 100.0] * 4] * 60), "too many"

@@ -109,7 +109,7 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     ]
     kept = f"{best / 0.9:.1%}"
     assert sections[0]["text"] == (
-        f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%) with 7.3% of its parameters"
+        f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%), with 7.3% of its parameters"
     )
     tables = {s["title"]: s for s in sections if s["kind"] == "table"}
     assert tables["demo: 4 epochs in 60.0 min"]["rows"] == [
@@ -157,7 +157,7 @@ def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
     (folder / "metrics.csv").write_text("\n".join(rows))
     assert report_main([str(folder)]) == 0
     assert section(folder, "headline")[0]["text"].startswith(
-        "The student is better than its teacher: acc1 95.0% against 90.0% with"
+        "The student is better than its teacher: acc1 95.0% against 90.0%, with"
     )
     series = {chart["title"]: list(chart["series"]) for chart in section(folder, "lines")}
     assert series["Training losses, weighted"] == ["train/loss"]

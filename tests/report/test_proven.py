@@ -9,7 +9,8 @@ from kd.report.evaluated import cascade_parts, exports_parts
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
 from kd.report.sections import _results
-from kd.report.tables import Chart, Gallery, Picture, Table, markdown, results_of, write_parts
+from kd.report.tables import Chart, Gallery, Picture, Table, results_of, write_parts
+from kd.report.templates import markdown
 from kd.report.terminal import print_parts
 from tests._pages import CASCADE
 

@@ -42,9 +42,6 @@ def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
         ({"more_fit": 128}, "compile=true, data.batch_size=128 (128 more fit), a faster"),
         ({"more_fit": 128, "batches_per_epoch": 12}, "compile=true, a faster"),
         ({"more_fit": 0}, "compile=true, a faster"),
-        ({"more_fit": 8, "more_by_zero": 16, "more_by_fsdp": 40},
-         "data.batch_size=72 (8 more fit, room for 16 by config=zero and 40 by config=fsdp), a faster"),
-        ({"more_fit": 0, "more_by_fsdp": 40}, "a larger data.batch_size (room for 40 by config=fsdp), a faster"),
     ],
 )  # fmt: skip
 def test_the_batch_that_fits_is_told_by_its_number(room: dict[str, int], told: str) -> None:
@@ -313,26 +310,6 @@ def test_what_holds_most_of_the_step_is_the_headline() -> None:
     assert mixed["text"].startswith(
         "balanced: no part of the step stands out; most of it (38%) is the student's own"
     )
-
-
-def test_a_headline_on_display_does_not_flicker() -> None:
-    def bound(data: float, shown: str) -> str:
-        return v.limits_of(Facts(run_of({"data": data, "student": 100 - data})), shown)[0].bound
-
-    assert [bound(share, "student") for share in (15.0, 19.0, 22.0)] == [
-        "student",
-        "student",
-        "data",
-    ]
-    assert [bound(share, "data") for share in (22.0, 18.0, 14.0, 10.0)] == [
-        "data",
-        "data",
-        "data",
-        "student",
-    ]
-    close = Facts(run_of({"data": 29.0, "teacher": 30.0, "student": 41.0}))
-    assert v.limits_of(close)[0].bound == "teacher"
-    assert v.limits_of(close, "data")[0].bound == "data"
 
 
 def test_of_few_steps_nothing_is_said() -> None:

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from kd.cli import report_main
+from kd.commands.report import WhatIf
 from kd.errors import UserError
 from kd.report.costs import Change, outlook_of, outlook_table
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
+from kd.run.options import options_of
 from tests._pages import tier_run, write_run
 
 
@@ -125,6 +127,20 @@ def test_machines_and_a_larger_batch() -> None:
     assert larger.images_per_s == pytest.approx(2 * 128 / 0.19)
     assert larger.hours == pytest.approx((36 + 500 * 0.19) / 3600)
     assert "grow with the batch" in outlook_table(two, Change(batch_size=128)).note
+
+
+def test_instances_are_counted_and_priced_by_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text("big: 30\nsmall: {on_demand: 3, spot: 1}\n")
+    change = options_of(WhatIf, {"instances": "2*big,small:spot", "prices": str(table)})
+    assert (change.machines, change.price) == (3, 61)
+    for wrong, told in (
+        ({"instances": "2*big"}, "instances: has no effect without prices=FILE"),
+        ({"instances": "huge", "prices": str(table)}, "instances: no price of 'huge'"),
+        ({"instances": "big", "prices": str(table), "gpus": "4"}, "instances: can't be given"),
+    ):
+        with pytest.raises(UserError, match=told):
+            options_of(WhatIf, wrong)
 
 
 def test_a_data_tier_stays_as_it_is() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from kd.cli import main
 from kd.errors import UserError
 from kd.report.tables import Table, results_of
-from kd.ship.cascade_rule import goal_of_rule, read_rule
+from kd.ship.cascade_rule import read_rule
 from kd.storage.of_weights import write_of_weights
 from kd.storage.student_metadata import weights_digest
 from tests._helpers import CLASSES, other_weights
@@ -79,7 +79,6 @@ def test_a_goal_out_of_reach_leaves_the_rule(
     assert main("eval", [str(measured), "cascade=true", "accuracy=0.9999", root]) == 0
     out = capsys.readouterr().out
     assert "accuracy=0.9999: no threshold is sure to reach it" in out
-    assert "cascade.json keeps the rule for share=0.8, found before" in out
     assert (measured / "cascade.json").read_bytes() == before
 
 
@@ -92,17 +91,6 @@ def test_a_rule_is_for_the_weights_it_was_measured_with(measured: Path) -> None:
             read_rule(measured, key)
     file.write_bytes(before)
     assert 0 < read_rule(measured).threshold <= 1
-
-
-def test_a_rule_that_names_no_goal_counts_as_none(measured: Path) -> None:
-    assert goal_of_rule(measured) == "share=0.8"
-    file = measured / "cascade.json"
-    before = file.read_text()
-    rule = json.loads(before)
-    del rule["goal"]
-    file.write_text(json.dumps(rule))
-    assert goal_of_rule(measured) is None
-    file.write_text(before)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,15 @@ import re
 import pytest
 
 from kd.storage.elsewhere import json_of
-from kd.storage.shown import CsvTable, in_html, in_markdown, on_terminal
+from kd.storage.shown import csv_text, in_html, in_markdown, on_terminal
 from scripts.house import tree_of
 from tests._helpers import ROOT
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "  ="])
 def test_no_cell_is_a_formula(first: str) -> None:
-    text = io.StringIO()
-    CsvTable(text).add([f"{first}cmd|'/c calc'!A0", -1.5, 3, "cat", None])
-    (row,) = csv.reader(io.StringIO(text.getvalue(), newline=""))
+    text = csv_text([[f"{first}cmd|'/c calc'!A0", -1.5, 3, "cat", None]])
+    (row,) = csv.reader(io.StringIO(text, newline=""))
     assert row == [f"'{first}cmd|'/c calc'!A0", "-1.5", "3", "cat", ""]
 
 
