@@ -40,7 +40,8 @@ def card(
         teacher_license: likewise, of the teacher.
         data_license: likewise, of the pictures.
     """
-    summary, fidelity = run.summary, run.fidelity
+    summary = run.summary
+    fidelity = run.fidelity
     best = run.student.get("best_val") or run.student.get("val") or {}
     results = results_of(run.folder, run.notes.append)
     task = _pipeline(run)

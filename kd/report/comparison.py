@@ -101,13 +101,16 @@ def numbers_table(runs: Sequence[Facts]) -> Table:
 
 def _numbers_of(facts: Facts) -> Numbers:
     """What a run's student has reached; its length, cost and speed; how busy the machine is; percentiles and phases."""
-    run, student = facts.run, facts.run.student
+    run = facts.run
+    student = facts.run.student
     numbers: Numbers = {
         f"val {run.primary}": facts.best_val(),
         "val agreement": (student.get("best_val") or {}).get("agreement"),
         "parameters (M)": ratio(student.get("params") or 0.0, 1e6) or None,
     }
-    hours, per_epoch, price = facts.hours, _hours_per_epoch(facts), facts.price
+    hours = facts.hours
+    per_epoch = _hours_per_epoch(facts)
+    price = facts.price
     thousand_steps_hours = facts.step_ms / 3600 or None  # a step's ms are 1000 steps' seconds
     numbers |= {
         "hours": hours,
@@ -148,7 +151,8 @@ def differences_in_words(explained: Sequence[Explained]) -> list[str]:
     """How much faster the last run is than the first; where they are judged by other pictures, that their metrics can't be
     compared.
     """
-    first, last = explained[0].facts, explained[-1].facts
+    first = explained[0].facts
+    last = explained[-1].facts
     lines = [_speed(first, last)]
     data, data_then = (facts.run.config.get("data") or {} for facts in (first, last))
     for key in ("source", "val_fraction"):
@@ -165,13 +169,15 @@ def _speed(before: Facts, after: Facts) -> str:
     device-hour.
     """
     more_devices = ratio(after.devices, before.devices)
-    hours, hours_after = _hours_per_epoch(before), _hours_per_epoch(after)
+    hours = _hours_per_epoch(before)
+    hours_after = _hours_per_epoch(after)
     if more_devices != 1 and hours and hours_after:
         faster = ratio(hours, hours_after)
         each = f"{ratio(faster, more_devices):.2f}x per device-hour"
         epochs = f"{hours:.3g} hours an epoch before, {hours_after:.3g} after"
         return f"{epochs}: {faster:.1f}x faster on {more_devices:.3g}x the devices, {each}"
-    speed, speed_after = before.images_per_s, after.images_per_s
+    speed = before.images_per_s
+    speed_after = after.images_per_s
     if not speed or not speed_after:
         return "one of the runs has no steps to compare"
     return f"{speed:,.0f} images/s before, {speed_after:,.0f} after: {times(speed, speed_after)}"

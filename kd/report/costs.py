@@ -196,7 +196,8 @@ def outlook_table(facts: Facts, change: Change) -> Table:
     Raises:
         UserError: see :func:`outlook_of`.
     """
-    now, then = outlook_of(facts, Change()), outlook_of(facts, change)
+    now = outlook_of(facts, Change())
+    then = outlook_of(facts, change)
     numbers = {
         "step ms": (now.step_ms, then.step_ms),
         "images/s": (now.images_per_s, then.images_per_s),
@@ -225,7 +226,8 @@ def input_costs(facts: Facts) -> Table | None:
     The first row is measured, the others are at best: views made on the device; machines without GPUs beside that make
     all batches, so many that no step waits. What a row saves is of the cost where prices are known, else of the time.
     """
-    needed, cores = cores_needed(facts), facts.cores / facts.processes
+    needed = cores_needed(facts)
+    cores = facts.cores / facts.processes
     waiting = phase_share(facts.phases, "data") >= DATA_WAIT_AT
     if facts.run.tier or facts.cpu or not waiting or needed <= cores:
         return None

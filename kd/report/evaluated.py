@@ -114,7 +114,8 @@ def models_table(results: Mapping[str, Json]) -> Table:
 
 def run_table(summary: Json, of_teacher: bool = False) -> Table:
     """The models of a run, as its ``summary.json`` has them; ``of_teacher``: it has trained the teacher of another run."""
-    student, teacher = summary["student"], summary["teacher"]
+    student = summary["student"]
+    teacher = summary["teacher"]
     best = student["best_val"]
     trained = "teacher" if of_teacher else "student"
     models = [(f"{trained}, last epoch", student, student["val"])]
@@ -178,7 +179,7 @@ def paired(first: str, other: str, pair: "PairedCounts") -> str:
 
     >>> from kd.proof.paired import PairedCounts
     >>> paired("a", "b", PairedCounts(100, 2, 6))
-    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 points (-2.0 to 10.4), paired, 95 % interval'
+    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 points (-1.9 to 10.8), paired, 95 % interval'
     """
     gap = pair.gap
     points, low, high = (100 * gap[end] for end in ("difference", "low", "high"))
@@ -210,7 +211,8 @@ def exports_parts(records: Mapping[str, Json]) -> Parts:
     metric = next((record["metric"] for record in records.values() if "metric" in record), "acc1")
     for name, record in records.items():
         note = record.get("note")  # why its file was not run
-        size, apart = record.get("size_mb"), record.get("max_difference")
+        size = record.get("size_mb")
+        apart = record.get("max_difference")
         scores = [format_metric(metric, record.get(model)) for model in ("export", "student")]
         rows.append([name, size, _percent(record.get("agreement")), *scores, apart])
         layers = ", ".join(record.get("float32_layers") or [])
@@ -299,7 +301,8 @@ def _class_parts(content: Json) -> Parts:
     mistakes: dict[str, str] = {}
     pairs: list[list[Cell]] = []
     for pair in content["confusions"]:
-        true, called = pair["is"], pair["called"]
+        true = pair["is"]
+        called = pair["called"]
         times = pair["student"]
         share = ratio(times, counts.get(true, 0))
         part = f"{share:.0%}"
@@ -398,9 +401,11 @@ def cascade_parts(found: Json) -> Parts:
     Args:
         found: of :func:`kd.run.cascade.cascade_of`, the content of ``cascade.json``.
     """
-    curve, teacher_ms = found["curve"], found["teacher_ms"]
+    curve = found["curve"]
+    teacher_ms = found["teacher_ms"]
     rows = [[f"{point['share']:.1%}", f"{point['accuracy']:.1%}"] for point in curve]
-    columns, x_name = ["teacher answers", "accuracy"], "% of the pictures that the teacher answers"
+    columns = ["teacher answers", "accuracy"]
+    x_name = "% of the pictures that the teacher answers"
     x = [round(100 * point["share"], 2) for point in curve]
     alone = f"the teacher alone: {found['teacher']:.1%}"
     if teacher_ms is not None:  # None: it is stored answers
@@ -408,7 +413,8 @@ def cascade_parts(found: Json) -> Parts:
         for row, point in zip(rows, curve, strict=True):
             row += [f"{point['ms']:.2f}", f"{ratio(point['ms'], teacher_ms):.0%}"]
         alone += f" in {teacher_ms:.1f} ms"
-        x_name, x = "ms a picture", [round(point["ms"], 2) for point in curve]
+        x_name = "ms a picture"
+        x = [round(point["ms"], 2) for point in curve]
     title = "The student where it is sure, else the teacher"
     accuracies = [round(100 * point["accuracy"], 2) for point in curve]
     return [
@@ -426,7 +432,8 @@ def _threshold(found: Json) -> list[str]:
         return [f"{goal}: no threshold is sure to reach it with {certain}"]
     cautions = found.get("cautions", [])
     sure = "reached on these pictures" if cautions else "guaranteed"
-    chosen, checked = found["chosen"], found["checked"]
+    chosen = found["chosen"]
+    checked = found["checked"]
     took = f", {checked['ms']:.2f} ms a picture" if "ms" in checked else ""
     low, high = found["share_interval"]
     return [
@@ -446,7 +453,8 @@ def disputed_parts(found: Json, images: Sequence[str] = ()) -> Parts:
         found: of :meth:`kd.run.disputes.Disputes.found`.
         images: of the first rows (:data:`kd.report.tables.JPEG`).
     """
-    count, pictures = found["disputed"], found["pictures"]
+    count = found["disputed"]
+    pictures = found["pictures"]
     note = (
         f"{count:,} of {pictures:,} labels of {found['split']} ({count / pictures:.1%}) are disputed: a fit of "
         f"the {found['judge']}'s features to the other pictures names another class"

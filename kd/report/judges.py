@@ -46,7 +46,8 @@ def full_while_idle(
 def low_use(gpu: Series, low: float, floor: float, window: int, skip: int) -> Evidence:
     """In the newest ``window`` samples p95 is below ``low``, or p5 is below ``floor``."""
     recent = gpu[skip:][-window:]
-    p5, p95 = percentile(recent, 5), percentile(recent, 95)
+    p5 = percentile(recent, 5)
+    p95 = percentile(recent, 95)
     return fires(p95 < low or p5 < floor, p5=p5, p95=p95)
 
 
@@ -188,7 +189,8 @@ def rising_loss(loss: Series, factor: float, first: int, newest: int) -> Evidenc
     """
     if len(loss) < first + newest:
         return None
-    start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
+    start = percentile(loss[:first], 50)
+    now = percentile(loss[-newest:], 50)
     if not math.isfinite(now):
         return {"start": start, "now": now, "times": ""}
     times = f", {ratio(now, start):.0f} times as much"
@@ -218,7 +220,8 @@ def overfit(
 
 def class_imbalance(counts: Sequence[int], factor: float) -> Evidence:
     """The most frequent class has ``factor`` times the pictures of the rarest; one without any counts as one with one."""
-    most, least = max(counts, default=0), min(counts, default=0)
+    most = max(counts, default=0)
+    least = min(counts, default=0)
     return fires(len(counts) > 1 and most >= factor * max(1, least), most=most, least=least)
 
 
@@ -343,7 +346,9 @@ def under_trained(
     epochs = max(2, round(part * count))
     if count < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
         return None
-    before, since, last = max(val[:-epochs]), max(val[-epochs:]), val[-1]
+    before = max(val[:-epochs])
+    since = max(val[-epochs:])
+    last = val[-1]
     enough = max(gain, standard_error(metric, before, pictures))
     if last < max(before, start_value or before) + enough:
         return None

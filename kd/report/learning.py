@@ -78,7 +78,8 @@ def headline(facts: Facts) -> Section | None:
     if not of_teacher:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
     text = f"{who} {_beside(facts, score, of_teacher)}"
-    small, large = run.student.get("params"), run.teacher.get("params")
+    small = run.student.get("params")
+    large = run.teacher.get("params")
     if small and large:
         times = ratio(small, large)
         part = f"{times:.1%} of" if small < large else f"{times:.1f} times"
@@ -92,7 +93,8 @@ def headline(facts: Facts) -> Section | None:
 def _beside(facts: Facts, score: float, of_teacher: float) -> str:
     """How a student's main metric compares with its teacher's, in words."""
     metric = facts.run.primary
-    shown, taught = format_metric(metric, score), format_metric(metric, of_teacher)
+    shown = format_metric(metric, score)
+    taught = format_metric(metric, of_teacher)
     gap = facts.run.fidelity.get("gap") if metric == "acc1" else None
     in_points = ""
     if gap:

@@ -94,7 +94,8 @@ def _cheaper_teacher(facts: Facts, part: float) -> Lever:
         return "", f"{smaller}: at most", free
     cache = "model.teacher.cache=on"
     size = f" (needs {facts.cache_bytes / 1e9:.2g} GB)" if facts.cache_bytes else ""
-    epochs, views = facts.epochs, facts.views
+    epochs = facts.epochs
+    views = facts.views
     if math.isinf(epochs):
         return "", f"{cache}{size}, once filled,", free
 
@@ -114,7 +115,8 @@ def _less_waiting(facts: Facts, part: float) -> Lever:
     """A rank that makes all others wait, or less traffic."""
     slowest = slow_rank(facts.compute_ms)
     if slowest is not None:
-        rank, extra_ms = slowest["rank"], slowest["extra"]
+        rank = slowest["rank"]
+        extra_ms = slowest["extra"]
         why = f" because rank {rank} computes {extra_ms:.0f} ms longer than the others"
         gain = speedup(facts.step_ms, facts.step_ms - min(extra_ms, facts.phases["communication"]))
         return why, f"check rank {rank}'s machine, or remove it", gain
@@ -228,7 +230,10 @@ def data_bound(facts: Facts, at: float = DATA_WAIT_AT) -> Limit | None:
     """The step waits for its batch for a share ``at`` of its time, less what those who make it waited for cores that other
     jobs have (:attr:`~kd.report.step_facts.StepFacts.queued`).
     """
-    step, workers, cores, processes = facts.step_ms, facts.workers, facts.cores, facts.processes
+    step = facts.step_ms
+    workers = facts.workers
+    cores = facts.cores
+    processes = facts.processes
     wait = facts.phases.get("data", 0.0) - facts.queued
     if share(wait, step) < at:
         return None
@@ -309,7 +314,8 @@ def cores_needed(facts: Facts) -> int:
 
     The loaders' CPU time for a batch (ms) over the step without its wait (ms), and a core for each thread.
     """
-    step, wait = facts.step_ms, facts.phases.get("data", 0.0)
+    step = facts.step_ms
+    wait = facts.phases.get("data", 0.0)
     loaders = ratio(facts.loading_busy * batch_ms(facts), max(step - wait, 0.01 * step))
     return math.ceil(loaders) + facts.threads
 
@@ -336,10 +342,12 @@ def precision_bound(facts: Facts) -> Limit | None:
     bfloat16_time = facts.header.get("bfloat16_time")  # over float32's; none on a GPU
     if not bfloat16_time or used not in ("bf16-mixed", "32-true") or not facts.step_ms:
         return None
-    names, other = ("bfloat16", "float32"), "32-true"
+    names = ("bfloat16", "float32")
+    other = "32-true"
     slower = bfloat16_time
     if used == "32-true":
-        names, other = ("float32", "bfloat16"), "bf16-mixed"
+        names = ("float32", "bfloat16")
+        other = "bf16-mixed"
         slower = ratio(1.0, bfloat16_time)
     if slower < LEADS:
         return None
@@ -362,7 +370,8 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
         at: share of the run, 0 to 1.
         least_s: seconds.
     """
-    startup_s, run_s = facts.startup_s, facts.planned_s or 0.0
+    startup_s = facts.startup_s
+    run_s = facts.planned_s or 0.0
     part = share(startup_s, run_s)
     if startup_s < least_s or run_s <= startup_s or part < at:
         return None
@@ -438,7 +447,9 @@ def who_takes_cores(facts: Facts, evidence: str, lost: float) -> Limit:
         evidence: that training or its loaders wait for a core, in words.
         lost: ms of a step in which they do.
     """
-    step, cores, crowded = facts.step_ms, facts.cores, facts.crowded
+    step = facts.step_ms
+    cores = facts.cores
+    crowded = facts.crowded
     rest = max(0.01 * step, step - lost)  # ms of a step that waits for no core
     gain = speedup(step, rest)
     if facts.crowded_out:
@@ -472,7 +483,8 @@ def _fewer_loaders(facts: Facts, text: str, rest: float) -> Limit:
         text: the evidence.
         rest: ms of a step that waits for no core.
     """
-    step, processes = facts.step_ms, facts.processes
+    step = facts.step_ms
+    processes = facts.processes
     cores_are_full = bool(facts.hot_cores or (facts.thread_wait is None and facts.swing))
     needed = 1 if cores_are_full else ratio(facts.loading_cores, processes)
     lever = f"data.num_workers={fewer_workers(facts, needed)} instead of {facts.workers}"

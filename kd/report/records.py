@@ -581,7 +581,9 @@ def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     if not file.exists():
         return []
     rows: dict[int, dict[str, float]] = {}  # by their number
-    every, most, number = 1, MOST_ROWS, 0
+    every = 1
+    most = MOST_ROWS
+    number = 0
     try:
         with lines_of(file, LARGEST_LOG) as lines:
             for number, texts in enumerate(csv.DictReader(lines), start=1):

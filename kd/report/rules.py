@@ -384,7 +384,8 @@ class Explained:
         """A limit or a finding in the words of the training: kd's keys are those of kd's own runs alone."""
         if self.facts.of_kd:
             return evidence
-        text, lever = in_plain_words(evidence.text), in_plain_words(evidence.lever)
+        text = in_plain_words(evidence.text)
+        lever = in_plain_words(evidence.lever)
         return replace(evidence, text=text, lever=lever)
 
     @cached_property
@@ -396,11 +397,13 @@ class Explained:
         """
         facts = self.facts
         phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
-        first, others = Limit("none", "", "", None), {}
+        first = Limit("none", "", "", None)
+        others: Json = {}
         text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
         if self.limits and facts.steps_counted >= FEWEST:
             first, *rest = self.limits
-            text, others = sentence(first), {"others": [asdict(limit) for limit in rest]}
+            text = sentence(first)
+            others = {"others": [asdict(limit) for limit in rest]}
         return {
             "bound": first.bound,
             "text": text,

@@ -117,8 +117,10 @@ def verdict_of(explained: Explained) -> Section:
     """What limits the run in one line, of a failed run after its error; below it what to change, and the other limits,
     folded where the run is done.
     """
-    verdict, run = explained.verdict, explained.run
-    text, details = verdict["text"], []
+    verdict = explained.verdict
+    run = explained.run
+    text = verdict["text"]
+    details: list[str] = []
     if "others" in verdict:
         first, *others = explained.limits
         text = evidence_of(first)
@@ -154,7 +156,8 @@ def _cards(facts: Facts) -> Section:
 
 def _result_cards(facts: Facts) -> list[Card]:
     """The best values of student and teacher."""
-    run, metric = facts.run, facts.run.primary
+    run = facts.run
+    metric = facts.run.primary
     teacher_value = (run.teacher.get("val") or {}).get(metric)
     which = f"val {metric} before training" if facts.exports_its_start() else f"best val {metric}"
     student = ", ".join(filter(None, [which, model_name(run.student)]))
@@ -169,7 +172,8 @@ def _speed_cards(facts: Facts) -> list[Card]:
     """Speed, start-up, and what an epoch and 1000 steps take and cost."""
     spread = ""
     if facts.steps_ms:
-        median, high = percentile(facts.steps_ms, 50), percentile(facts.steps_ms, 95)
+        median = percentile(facts.steps_ms, 50)
+        high = percentile(facts.steps_ms, 95)
         spread = f"step {median:.0f} ms, p95 {high:.0f} ms"
     speed = "" if facts.images_per_s is None else f"{facts.images_per_s:,.0f}"
     thousand_steps_s = facts.step_ms  # a step's ms are 1000 steps' seconds

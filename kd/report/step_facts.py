@@ -54,7 +54,8 @@ class Swing(NamedTuple):
 
     def text(self) -> str:
         """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95) although nothing changes its shapes``."""
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         times = f"{low:.0f} to {high:.0f} ms"
         if high >= 10_000:
             low_s = low / 1000
@@ -298,7 +299,8 @@ class StepFacts:
         used = []
         for core_use, sample in zip(self.core_use, self.samples, strict=True):
             if "main" in sample:
-                used.append(sum(core_use) - sample["main"] - sum(sample["workers"]))
+                of_job = sample["main"] + sum(sample["workers"])
+                used.append(sum(core_use) - of_job)
         return max(0.0, mean(used) / 100) if used else 0.0
 
     @cached_property
@@ -392,7 +394,8 @@ class StepFacts:
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
             return "a larger data.batch_size"
-        more, size = counted["more_fit"], self.header["batch_size"]
+        more = counted["more_fit"]
+        size = self.header["batch_size"]
         larger = min(size + more, math.ceil(times) * size)
         batches = self.header.get("batches_per_epoch", math.inf)
         if larger > size and ratio(batches * size, larger, math.inf) >= STEPS_OF_AN_EPOCH:

@@ -109,7 +109,8 @@ class Disputes:
         """
         labels_N = torch.cat(self.labels)
         is_known_N = labels_N >= 0
-        features, logits = torch.cat(self.features), torch.cat(self.logits)
+        features = torch.cat(self.features)
+        logits = torch.cat(self.logits)
         try:
             disputed = disputed_labels(
                 features[is_known_N], logits[is_known_N], labels_N[is_known_N]
@@ -119,10 +120,12 @@ class Disputes:
         worst = is_known_N.nonzero().flatten()[disputed.worst_first]
         numbers = torch.cat(self.numbers)[worst].tolist()
         answers = {name: torch.cat(ids) for name, ids in self.answers.items()}
-        pictures, classes = subject.data.split(place), subject.classes
+        pictures = subject.data.split(place)
+        classes = subject.classes
         rows = []
         for i, at, number in zip(disputed.worst_first, worst, numbers, strict=True):
-            label, suggested = int(labels_N[at]), int(disputed.suggested[i])
+            label = int(labels_N[at])
+            suggested = int(disputed.suggested[i])
             row: Json = {
                 "picture": printable(pictures.name(number)),
                 "label": classes[label],

@@ -354,7 +354,8 @@ def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Li
         UserError: models that can't prove what is asked: a task without one class a picture, or without a certificate, or no
             teacher to compare with.
     """
-    first, key = measured[0], options.classifier_key
+    first = measured[0]
+    key = options.classifier_key
     if key in ("cascade", "disputed") and (not first.task.one_class or len(first.classes) < 2):
         raise needs_one_class(key)
     if key == "margin" and first.task.certified is None:
@@ -398,7 +399,8 @@ def _add_proofs(
         What is printed of the first model's cascade or its disputed labels.
     """
     parts: Parts = []
-    first, listener = measured[0], listeners[0]
+    first = measured[0]
+    listener = listeners[0]
     if isinstance(listener, Sureness):
         cascade = cascade_of(first, listener, options, cautions[0])
         results[0]["cascade"], parts = cascade, cascade_parts(cascade)
@@ -571,7 +573,8 @@ def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:
     model (``student``, ``teacher`` or ``teacher NAME``) ``params``, ``rankme``, and with ``data.probe`` accuracies in 0..1.
     """
     device = choose_device()
-    data, prepare = opened.data, opened.preprocess
+    data = opened.data
+    prepare = opened.preprocess
     student = opened.model.to(device)
     models: Models = {"student": lambda images: student(prepare(images))}
     params = {"student": count_parameters(student)}

@@ -149,11 +149,13 @@ def _pretrained(run: FinishedRun, options: EvalOptions) -> nn.Module | None:
     settings = run.config["model"]["student"]
     checkpoint = settings.get("checkpoint")
     of_timm = bool(settings.get("pretrained")) and not checkpoint
-    checkpoint_key, key = settings.get("checkpoint_key"), "model.student"
+    checkpoint_key = settings.get("checkpoint_key")
+    key = "model.student"
     if options.pretrained:
         of_timm = options.pretrained.lower() == "true"
         checkpoint = None if of_timm else options.pretrained
-        checkpoint_key, key = None, "pretrained"
+        checkpoint_key = None
+        key = "pretrained"
     if not (checkpoint or of_timm):
         return None
     student = student_metadata_in(run.folder / "student.safetensors")
