@@ -228,7 +228,7 @@ WRONG_KEYS = [
         "data.root=photos",
         "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?",
     ),
-    ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
+    ("dry_run=true", "no key 'dry_run': trainer.fast_dev_run=true trains a few batches; "),
     ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
     (
         "model.distill_losses.kd.temperature=0",

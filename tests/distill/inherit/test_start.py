@@ -10,7 +10,7 @@ from timm.layers import RmsNorm, SwiGLU, SwiGLUPacked
 from kd.distill.inherit import families, inherit_together, layers, measured, start
 from kd.distill.inherit.layers import inherit_block
 from kd.models import Preprocess
-from kd.progress import bar
+from kd.progress import bar_at_start
 from tests.distill.inherit._vits import OURS, THEIRS, answers, inherit, small_vit, vit
 
 
@@ -241,10 +241,10 @@ def test_progress_counts_each_pass_to_its_end(
     shown: list[Any] = []
 
     def kept(*args: object, **kwargs: object) -> object:
-        shown.append(bar(*args, **kwargs))
+        shown.append(bar_at_start(*args, **kwargs))
         return shown[-1]
 
-    monkeypatch.setattr(families, "bar", kept)
+    monkeypatch.setattr(families, "bar_at_start", kept)
     students = [(vit(1, **shape), OURS) for shape in shapes]
     inherit_together(students, vit(0), sample[:96], THEIRS)
     (one,) = shown
