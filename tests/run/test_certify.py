@@ -160,30 +160,6 @@ def test_two_students_and_groups(with_test: Path, capsys: pytest.CaptureFixture[
     assert "needs 20 groups of pictures or more" in capsys.readouterr().err
 
 
-def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
-    with_test: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """16 equal answers exclude a loss of 17 points, not of 5; the page and the card show what was shown."""
-    pytest.importorskip("onnxruntime")
-    words = [str(with_test), "to=onnx"]
-    assert main("export", [*words, "margin=5"]) == 1
-    err = capsys.readouterr().err
-    assert (
-        "not kept: the export not worse than the student by more than 5 points of accuracy" in err
-    )
-    assert "(margin)" in err
-    assert not (with_test / "export" / "onnx").exists()
-    assert main("export", [*words, "margin=5", "max_drop=2"]) == 2
-    assert "max_drop: has no effect without int8=true" in capsys.readouterr().err
-    assert main("export", [*words, "margin=20"]) == 0
-    line = "the export not worse than the student by more than 20 points of accuracy: shown: it loses at most 17.1"
-    assert line in capsys.readouterr().out
-    assert main("card", [str(with_test)]) == 0
-    assert line in (with_test / "README.md").read_text()
-    assert main("report", [str(with_test)]) == 0
-    assert line in (with_test / "report.html").read_text()
-
-
 def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> None:
     """Each read the file, added its look and wrote it: the later one took the other's away."""
     code = (
