@@ -140,7 +140,7 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
         tmp_path, "exports", exports_parts({"onnx": {**export, "metric": "r2", "export": 0.8}})
     )
     page = card(run)
-    assert "| onnx | 4 | 100.00% | 0.800 |  | 0 |  |  |" in page
+    assert "| onnx | 4 | 100.00% | 0.800 |  | 0 |" in page
     page = page.replace("100.00%", "")
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (
