@@ -122,7 +122,7 @@ def run_table(summary: Json, of_teacher: bool = False) -> Table:
     if teacher:
         models.insert(0, ("teacher", teacher, teacher["val"]))
     if best:
-        which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
+        which = f"kept epoch ({best['epoch']})" if best["epoch"] else "the start (kept)"
         models.append((f"{trained}, {which}", student, best))
     shown = [name for name in student["val"] if in_tables(name)]
     names = [name if name in ("agreement", "kl") else f"val {name}" for name in shown]

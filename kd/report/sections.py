@@ -25,7 +25,7 @@ from kd.report.learning import headline, learning
 from kd.report.metric import duration, format_metric, short
 from kd.report.ratio import Number, share
 from kd.report.records import PHASES, RunRecords, percentile
-from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
+from kd.report.rules import Explained, attempt, sentence
 from kd.report.tables import Cell, Part, Parts, Table, sentences
 from kd.storage.elsewhere import Json
 from kd.storage.of_weights import LABELS_ALONE
@@ -114,7 +114,7 @@ def _settings(facts: Facts) -> Table:
 
 
 def verdict_of(explained: Explained) -> Section:
-    """What limits the run in one line, of a failed run after its error; below it what to change, and the other limits,
+    """What limits the run and what to change in one line, of a failed run after its error; below it the other limits,
     folded where the run is done.
     """
     verdict = explained.verdict
@@ -122,10 +122,8 @@ def verdict_of(explained: Explained) -> Section:
     text = verdict["text"]
     details: list[str] = []
     if "others" in verdict:
-        first, *others = explained.limits
-        text = evidence_of(first)
-        details = [f"what to change: {remedy(first)}"] if remedy(first) else []
-        details += [sentence(limit) for limit in others]
+        _, *others = explained.limits
+        details = [sentence(limit) for limit in others]
     if _error_line(run) and status(run) == "failed":
         text = f"failed: {_error_line(run)}; until then {text}"
     folded = status(run) == "done"
@@ -155,11 +153,15 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """The best values of student and teacher."""
+    """Values of the student that is kept and of its teacher."""
     run = facts.run
     metric = facts.run.primary
     teacher_value = (run.teacher.get("val") or {}).get(metric)
-    which = f"val {metric} before training" if facts.exports_its_start() else f"best val {metric}"
+    which = (
+        f"val {metric} before training"
+        if facts.exports_its_start()
+        else f"val {metric}, kept epoch"
+    )
     student = ", ".join(filter(None, [which, model_name(run.student)]))
     teacher = ", ".join(filter(None, [f"val {metric}", model_name(run.teacher)]))
     return [
@@ -174,7 +176,7 @@ def _speed_cards(facts: Facts) -> list[Card]:
     if facts.steps_ms:
         median = percentile(facts.steps_ms, 50)
         high = percentile(facts.steps_ms, 95)
-        spread = f"step {median:.0f} ms, p95 {high:.0f} ms"
+        spread = f"median step {median:.0f} ms, p95 {high:.0f} ms"
     speed = "" if facts.images_per_s is None else f"{facts.images_per_s:,.0f}"
     thousand_steps_s = facts.step_ms  # a step's ms are 1000 steps' seconds
     return [

@@ -228,7 +228,7 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
     assert json.loads((run / "eval_val.json").read_text())["student"]["acc1"] == (
         pytest.approx(start["acc1"], abs=1e-5)
     )
-    assert "student, the start (the best)" in printed.out
+    assert "student, the start (kept)" in printed.out
     headline, *rest = sections_of(run / "report.html")
     assert ", as it was before training," in headline["text"]
     titles = [section.get("title") or section["kind"] for section in rest]

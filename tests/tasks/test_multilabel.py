@@ -72,7 +72,7 @@ def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "agreement",
         "kl",
     }
-    assert '"best val map, ' in (folder / "report.html").read_text()
+    assert '"val map, kept epoch, ' in (folder / "report.html").read_text()
     assert eval_main([str(folder)]) == 0
     around = (
         '{"class_path": "StandardizedLoss", "init_args": {"loss": {"class_path": "BinaryKDLoss"}}}'
