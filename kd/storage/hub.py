@@ -1,5 +1,7 @@
 """The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,15 +42,16 @@ def check_dataset(path: str, key: str) -> None:
         key: the setting that gives it.
 
     Raises:
-        UserError: none of these. Where the hub can't be reached, and for other errors of it, nothing is said: the library
-            that loads the data set may have it.
+        UserError: none of these, or a name that is not on this machine while the hub can't be reached. Other errors of
+            the hub are left to the library that loads the data set.
     """
-    if Path(path).expanduser().exists():
+    if Path(path).expanduser().exists() or _is_cached(path):
         return
     if path.startswith((".", "/", "~")):
         raise UserError(f"{key}: folder {path} not found")
-    if why_unreachable():
-        return
+    why = why_unreachable()
+    if why:
+        raise UserError(f"{key}: {path}: no folder of this name, and {why}; {REMEDIES}")
     try:
         huggingface_hub.HfApi().dataset_info(path, timeout=WAIT_S)
     except (RepositoryNotFoundError, HFValidationError) as error:
@@ -58,6 +61,23 @@ def check_dataset(path: str, key: str) -> None:
         ) from error
     except Exception:  # loading it reports what else is wrong
         return
+
+
+def _is_cached(path: str) -> bool:
+    """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
+    given = os.environ.get("HF_DATASETS_CACHE")
+    home = Path(given or f"{constants.HF_HOME}/datasets")
+    hub = Path(constants.HF_HUB_CACHE)
+    names = [entry.name for entry in home.glob("*")]
+    for entry in hub.glob("datasets--*"):
+        name = entry.name.removeprefix("datasets--")
+        names.append(name)
+    return _letters(path) in map(_letters, names)
+
+
+def _letters(name: str) -> str:
+    """A name's letters and digits in lower case."""
+    return re.sub(r"[\W_]+", "", name.lower())
 
 
 @contextmanager

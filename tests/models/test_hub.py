@@ -143,14 +143,20 @@ def test_weights_that_timm_does_not_have_are_left_to_the_building(attempts: list
 
 
 def test_a_data_sets_name_is_doubted_before_the_library_that_reads_it_is_imported(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise HFValidationError("no name")
 
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "why_unreachable", lambda: "")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refused)
     with pytest.raises(UserError, match="^data.source.path: some/Thing: .* no data set of the hub"):
         hub.check_dataset("some/Thing", "data.source.path")
+    (tmp_path / "some___thing").mkdir()
+    hub.check_dataset("some/Thing", "data.source.path")  # downloaded before
     monkeypatch.setattr(hub, "why_unreachable", lambda: "no internet")
-    hub.check_dataset("some/Thing", "data.source.path")  # may have been downloaded before
+    with pytest.raises(
+        UserError, match="^data.source.path: other: no folder of this name, and no int"
+    ):
+        hub.check_dataset("other", "data.source.path")

@@ -1,6 +1,5 @@
 """open_run: a run folder's config.yaml and its student's file are enough."""
 
-import json
 import shutil
 from functools import wraps
 from pathlib import Path
@@ -54,9 +53,9 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_uses_a_student_builds_no_training(finished: Path, tmp_path: Path) -> None:
     run = str(finished)
     assert main("export", [run, "to=hub", f"out={tmp_path / 'hub'}"]) == 0
-    file = tmp_path / "found.json"
+    file = tmp_path / "found.jsonl"
     assert main("predict", [run, str(finished.parents[2] / "data" / "val"), f"out={file}"]) == 0
-    assert len(json.loads(file.read_text())) == 4 * len(CLASSES)
+    assert len(file.read_text().splitlines()) == 4 * len(CLASSES)
     assert main("card", [run, f"out={tmp_path / 'card.md'}"]) == 0
     assert main("eval", [run, "data.batch_size=4"]) == 0
     opened = open_run(run)
