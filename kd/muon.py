@@ -56,13 +56,15 @@ def own_muon() -> type[Optimizer]:
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
         """One step, in place, of the weights of a group that Muon trains (timm's class has AdamW for the rest): by shapes on
-        a device, one by one on a CPU or where weights are shards.
+        a device; one by one on a CPU, where weights are shards, and with arguments that tell standing matrices from lying
+        ones or take a filter apart.
 
         timm's class calls it, with arguments as of :func:`step_by_shapes`.
         """
-        # a shard (DTensor) has no whole matrix to stack
+        # a shard (DTensor) has no whole matrix to lay beside others
         plain_tensors = type(params[0].data) is Tensor
-        if params[0].is_cpu or not plain_tensors:
+        apart = settings["scale_eps"] or settings["conv_mode"] != "flatten"
+        if params[0].is_cpu or not plain_tensors or apart:
             one_by_one(params, grads, momentum_bufs, **settings)
         else:
             together(params, grads, momentum_bufs, **settings)
@@ -83,14 +85,12 @@ def step_by_shapes(
     weight_decay: float,
     momentum: float,
     nesterov: bool,
-    conv_mode: str,
-    normalize_spatial: bool,
     adjust_lr_fn: str | None,
     ns_steps: int,
     ns_coefficients: str | Sequence[tuple[float, float, float]],
-    scale_eps: bool,
-    capturable: bool,  # noqa: ARG001
-    **of_the_iteration: object,
+    eps: float,
+    safety_factor: float,
+    **_: object,
 ) -> None:
     """One step of Muon, the weights of each shape together. With the gradient G, the momentum M and the weights W::
 
@@ -108,14 +108,12 @@ def step_by_shapes(
         weight_decay: decoupled.
         momentum: of the gradients' mean.
         nesterov: see above.
-        conv_mode: ``flatten`` (a filter is one row) or ``batched`` (each of its positions a matrix of its own).
-        normalize_spatial: with ``batched``: the scale is divided by the root of the number of positions.
         adjust_lr_fn: timm's name of the scale by shape; None: 1.
         ns_steps: steps of the iteration.
         ns_coefficients: timm's name of its coefficients, or the coefficients themselves.
-        scale_eps: the iteration's small number is scaled by the root of ``in / out``.
-        capturable: without influence here.
-        **of_the_iteration: further arguments of ``zeropower_via_newtonschulz``.
+        eps: of the iteration, the least norm that it divides by.
+        safety_factor: of the iteration, a factor of that norm.
+        **_: timm's further arguments, in which a step by shapes has no choice.
     """
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_lerp_(list(momenta), list(grads), 1.0 - momentum)
@@ -124,76 +122,41 @@ def step_by_shapes(
     else:
         updates = list(momenta)
 
-    matrices = [_as_matrices(update, conv_mode) for update in updates]
+    # a filter is one row
+    matrices = [update.flatten(1) for update in updates]
     coefficients = module.resolve_ns_coefficients(ns_coefficients, module._COEFFICIENTS)
-    for sides in _by_shape(matrices, scale_eps):
+    for sides in _by_shape(matrices):
         # what stands and what lies is laid together apart: few copies
         laid = []
         for is_lying, numbers in enumerate(sides):
             if numbers:
-                of_side = torch.cat([matrices[number] for number in numbers])
+                of_side = torch.stack([matrices[number] for number in numbers])
                 laid.append(of_side.mT if is_lying else of_side)
         together = torch.cat(laid) if len(laid) > 1 else laid[0]
         orthogonal = module.zeropower_via_newtonschulz(
-            together, ns_steps, coefficients, scale_eps=scale_eps, **of_the_iteration
+            together, ns_steps, coefficients, eps=eps, safety_factor=safety_factor
         ).to(params[0].dtype)
-        lengths = [sum(len(matrices[number]) for number in numbers) for numbers in sides]
-        stand, lie = orthogonal.split(lengths)
+        stand, lie = orthogonal.split([len(numbers) for numbers in sides])
         if len(lie):
             lie = lie.mT.contiguous()
         for numbers, found in zip(sides, (stand, lie), strict=True):
-            parts = found.split([len(matrices[number]) for number in numbers])
-            # scale -> weights of one shape or several, and what is taken from them
-            taken: dict[float, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-            for number, part in zip(numbers, parts, strict=True):
-                shape = params[number].shape
-                scale = 1.0
-                if adjust_lr_fn:
-                    scale = module.get_lr_scale(part.shape[-2:], adjust_lr_fn)
-                if conv_mode == "batched" and len(shape) > 2 and normalize_spatial:
-                    scale *= shape[2:].numel() ** -0.5
-                weights, steps = taken[scale]
-                weights.append(params[number])
-                steps.append(_as_weight(part, shape, conv_mode))
-            for scale, (weights, steps) in taken.items():
-                torch._foreach_add_(weights, steps, alpha=-lr * scale)
+            if not numbers:
+                continue
+            scale = 1.0
+            if adjust_lr_fn:
+                scale = module.get_lr_scale(found.shape[-2:], adjust_lr_fn)
+            weights = [params[number] for number in numbers]
+            steps = [one.view_as(weight) for one, weight in zip(found, weights, strict=True)]
+            torch._foreach_add_(weights, steps, alpha=-lr * scale)
 
 
-def _by_shape(matrices: Sequence[Tensor], scale_eps: bool) -> list[tuple[list[int], list[int]]]:
-    """The numbers of weights whose matrices have one shape: of those that stand, and of those that lie down for it.
-
-    ``orthogonal(U^T)`` is ``orthogonal(U)^T``; not with ``scale_eps``, which differs by the side that is longer.
-
-    Args:
-        matrices: of each weight, ``(K, rows, columns)``.
-        scale_eps: as of :func:`step_by_shapes`.
+def _by_shape(matrices: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:
+    """The numbers of matrices of one shape: of those that stand, and of those that lie down for it, as
+    ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
     """
-    groups: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for number, standing in enumerate(matrices):
-        rows, columns = standing.shape[-2:]
-        if rows > columns and not scale_eps:
-            groups[columns, rows][1].append(number)
-        else:
-            groups[rows, columns][0].append(number)
+    groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for number, matrix in enumerate(matrices):
+        rows, columns = matrix.shape
+        side = int(rows > columns)
+        groups[tuple(sorted(matrix.shape))][side].append(number)
     return list(groups.values())
-
-
-def _as_matrices(weight: Tensor, conv_mode: str) -> Tensor:
-    """A weight as matrices, in torch's order of a convolution's weights (positions: height times width)::
-
-    (out, in)                ->  (1, out, in)                 of linear layers
-    (out, in, height, width) ->  (1, out, in * positions)     flatten
-    (out, in, height, width) ->  (positions, out, in)         batched
-    """
-    if weight.ndim == 2:
-        return weight[None]
-    if conv_mode == "flatten":
-        return weight.flatten(1)[None]
-    return weight.flatten(2).permute(2, 0, 1)
-
-
-def _as_weight(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
-    """The inverse of :func:`_as_matrices`: the matrices as a weight of ``shape``, ``(out, in, ...)``."""
-    if len(shape) == 2 or conv_mode == "flatten":
-        return matrices.reshape(shape)
-    return matrices.permute(1, 2, 0).reshape(shape)
