@@ -145,7 +145,7 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
         items = [
             "monitor.actions.TemperatureTooHigh=webhook",
             f"monitor.webhook={address}",
-            "monitor.max_hours=0.0005",
+            "monitor.max_hours=0.0015",
         ]
         assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
         server.shutdown()
