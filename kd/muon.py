@@ -7,7 +7,6 @@ where nothing waits, twelve matrices at once leave its cache, and the step takes
 ``nadamuon``), which is of the same class, has the first difference alone: it steps weights one by one everywhere.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import module_from_spec
@@ -154,9 +153,12 @@ def _by_shape(matrices: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:
     """The numbers of matrices of one shape: of those that stand, and of those that lie down for it, as
     ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
     """
-    groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for number, matrix in enumerate(matrices):
         rows, columns = matrix.shape
-        side = int(rows > columns)
-        groups[tuple(sorted(matrix.shape))][side].append(number)
+        lies = rows > columns
+        shape = (columns, rows) if lies else (rows, columns)
+        standing, lying = groups.setdefault(shape, ([], []))
+        side = lying if lies else standing
+        side.append(number)
     return list(groups.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 STRENGTHS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 """ColorJitter's parameters; their places are the numbers in its ``fn_idx``."""
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(len(STRENGTHS))
+CONTRAST, SATURATION, HUE = 1, 2, 3
 UNCHANGED = (1.0, 0.0, 0.0)
 """Factors of :func:`_mix_with_grey` that leave a picture as it is."""
 TURNS = 3
@@ -48,7 +48,7 @@ def jitter(images: Tensor, drawn: Sequence[tuple[int, dict[str, Any]]]) -> None:
     for hue, *sides in zip(hues, before, after, strict=True):
         numbers.append([hue])
         for rows in sides:
-            padded = [*rows, UNCHANGED, UNCHANGED, UNCHANGED]
+            padded = rows + [UNCHANGED] * TURNS
             numbers[-1] += [number for row in padded[:TURNS] for number in row]
     # One transfer of all numbers: (N, 1 + 2 * 3 * 3).
     table = torch.tensor(numbers).to(images.device, non_blocking=True)
@@ -79,9 +79,14 @@ def _mix_with_grey(levels: Tensor, factors: Tensor) -> Tensor:
     """
     own, of_grey, of_mean = factors.view(-1, 3, 1, 1, 1).unbind(1)  # (N, 1, 1, 1) each
     red, green, blue = levels.split(1, dim=1)  # (N, 1, H, W) each
-    grey = (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).trunc_()
-    mean = grey.mean((1, 2, 3), keepdim=True)
-    mixed = (own * levels).addcmul_(of_grey, grey).addcmul_(of_mean, mean)
+    grey = 0.2989 * red
+    grey.add_(green, alpha=0.587)
+    grey.add_(blue, alpha=0.114)
+    grey.trunc_()
+    mean = grey.mean((1, 2, 3), keepdim=True)  # (N, 1, 1, 1)
+    mixed = own * levels
+    mixed.addcmul_(of_grey, grey)
+    mixed.addcmul_(of_mean, mean)
     return mixed.clamp_(0, 255).trunc_()
 
 
