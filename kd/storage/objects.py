@@ -329,7 +329,8 @@ class Ranged:
         """
         first = offset // self.block
         last = (offset + size - 1) // self.block
-        data = b"".join(self._block(name, number) for number in range(first, last + 1))
+        blocks = [self._block(name, number) for number in range(first, last + 1)]
+        data = b"".join(blocks)
         start = offset - first * self.block
         return data[start : start + size]
 
