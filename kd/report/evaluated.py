@@ -50,6 +50,7 @@ OUTCOMES = {
     "only_student": "only the student right",
     "both_wrong": "both wrong",
 }
+NOT_PROBED = "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
 STARTS = {"random": "a random start", "pretrained": "the pre-trained weights"}
 """Names of a backbone's starts in sentences."""
 
@@ -73,6 +74,8 @@ def evaluation_parts(
     lines = []
     for name, pair in zip(names[1:], pairs, strict=False):
         lines.append(paired(names[0], name, pair))
+    if "rankme" in first["student"] and "knn1" not in first["student"]:
+        lines.append(NOT_PROBED)
     shown: Parts = [models_table(by_name), sentences("", lines)]
     for name, result in by_name.items():
         if "fidelity" in result:
