@@ -121,8 +121,10 @@ class ModelSettings(Checked):
     patches as its teacher.
     """
 
-    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
-    """A mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` and ``max-autotune`` use CUDA graphs)."""
+    compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune"] = "auto"
+    """A mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` and ``max-autotune`` use CUDA graphs); ``auto``
+    tries on a GPU which is fastest, where the run is long enough, and is false on a CPU.
+    """
 
     channels_last: bool = False
     """Keep pictures and weights in channels-last order, which convolutions on a GPU like."""

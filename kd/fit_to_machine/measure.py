@@ -6,6 +6,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,19 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.casts import CastTogether
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
+from kd.models.compiled import compile_in_place
 from kd.processes import cores_of_rank, in_each, largest, of_all_processes
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.open_cache import DISK_SHARE, cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
+DECODED = 32  # pictures, at most, that a measured batch is made of
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 # seconds that a number of loader processes is timed, by the step without any, but in 4 to 20 steps (0 processes: in 4)
 TRIAL_S = 1.0
@@ -36,11 +40,11 @@ TRIAL_S = 1.0
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Median of three calls of ``call`` in milliseconds, after one that warms up; waits for a CUDA device."""
     call()
-    seconds = timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
+    seconds = timeit.repeat(call, timer=partial(clock, device), number=1, repeat=3)
     return 1000 * statistics.median(seconds)
 
 
-def _clock(device: torch.device) -> float:
+def clock(device: torch.device) -> float:
     """Seconds on a clock without a date, read once a CUDA device has done what was queued: two readings bound its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -108,13 +112,11 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     batch_size = data.batch_size
 
     start = time.perf_counter()
-    pictures = data.sample_pictures(min(batch_size, 32))
+    images = a_batch(data).to(device)
     seconds = time.perf_counter() - start
-    loading_ms = 1000 * seconds * batch_size / len(pictures)
+    loading_ms = 1000 * seconds * batch_size / min(batch_size, DECODED)
 
-    repeats = math.ceil(batch_size / len(pictures))
-    images = pictures.repeat(repeats, 1, 1, 1)[:batch_size].to(device)
-    learn = _copy(run, device)
+    learn = learner(run, device)
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
     teacher_ms = 0.0
@@ -123,22 +125,46 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     return StepCost(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 
-def _copy(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
+def a_batch(data: DistillationDataModule) -> Tensor:
+    """A batch of training pictures, uint8 ``(N, 3, H, W)`` on the host: :data:`DECODED` at most, repeated."""
+    pictures = data.sample_pictures(min(data.batch_size, DECODED))
+    repeats = math.ceil(data.batch_size / len(pictures))
+    return pictures.repeat(repeats, 1, 1, 1)[: data.batch_size]
+
+
+def learner(
+    run: AttachedModule, device: torch.device, mode: str | bool = False
+) -> Callable[[Tensor], None]:
     """A function that costs what learning costs: forward and backward of a copy of the student.
 
     The run's own student gets no gradients, and its BatchNorm averages stay. The copy lives as long as the function.
     Dropout in it draws from torch's generators.
+
+    Args:
+        run: the module, attached to its trainer.
+        device: of the copy.
+        mode: of ``torch.compile``, that the copy is compiled in; false: it is not.
 
     Returns:
         Takes pictures ``(N, 3, H, W)``, uint8, on ``device``; returns nothing.
     """
     student = run.student
     model = copy.deepcopy(student.model).to(device)
+    compile_in_place(model, mode)
+
+    casts = CastTogether(model)
 
     def learn(images: Tensor) -> None:
         """Forward in the run's precision and backward of the copy."""
+        pictures = student.prepare(images)
         with run.trainer.precision_plugin.forward_context():
-            _loss_of(student, model(student.prepare(images))).backward()
+            together: Any = nullcontext()
+            if torch.is_autocast_enabled(device.type):
+                together = casts(pictures)
+            with together:
+                output = model(pictures)
+            _loss_of(student, output).backward()
+        model.zero_grad()  # CUDA graphs write the next gradients into the same memory
 
     return learn
 
@@ -190,7 +216,7 @@ def _goes_through(
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
         if run.teacher is not None and not run.teacher.stored:
             run.teacher(images)
-        _copy(run, device)(images)
+        learner(run, device)(images)
         return True
     except torch.cuda.OutOfMemoryError:
         return False
@@ -228,7 +254,7 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     devices = run.trainer.num_devices
     most_here = max(min(1, cores() - 1), cores_of_rank() - 1)
     most = min(of_all_processes(most_here))  # machines may differ, and all make each trial together
-    learn = _learner(run, data)
+    learn = _step_learner(run, data)
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
     step_ms: list[float] = []  # by the number of loader processes, from 0
     with torch.random.fork_rng(devices=[] if on_cpu else None):
@@ -253,7 +279,7 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     return fewest, why
 
 
-def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
+def _step_learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
     """A function that costs what a step on a batch costs, the optimizer's part left out; the run's own student stays as
     it is.
 
@@ -262,7 +288,7 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
     student runs forwards, and backwards from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
-    learn_on_copy = _copy(run, device)
+    learn_on_copy = learner(run, device)
     teacher = run.teacher
     if teacher is not None and (teacher.stored or teacher.cache_modes & {"on", "only"}):
         teacher = None  # its answers are read
@@ -305,7 +331,7 @@ def _trial_ms(
         batches = iter(data.trial_loader(ahead + steps))
         for _ in range(ahead):
             learn(next(batches))
-        _clock(device)
+        clock(device)
         return batches
 
     def timed() -> float:
@@ -313,7 +339,7 @@ def _trial_ms(
         start = time.perf_counter()
         for batch in batches:
             learn(batch)
-        return 1000 * (_clock(device) - start) / steps
+        return 1000 * (clock(device) - start) / steps
 
     # a picture that can't be read ends all processes, of which others may read other pictures
     batches = in_each(begun)
@@ -370,8 +396,8 @@ def cache_pays(
     )
 
 
-def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
-    """Epochs of the run, by its epochs or its optimizer steps, whichever ends first; 1 where nothing bounds it.
+def _per_epoch(trainer: Trainer, data: DistillationDataModule) -> int:
+    """Batches of an epoch, at least 1.
 
     Before training: Lightning has not counted the loader's batches yet. ``trainer.limit_train_batches`` is a number of
     batches (int) or a share of the epoch (float).
@@ -379,13 +405,24 @@ def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches
     if isinstance(limit, int):
-        per_epoch = min(per_epoch, limit)
-    else:
-        per_epoch = max(1, int(per_epoch * limit))
+        return min(per_epoch, limit)
+    return max(1, int(per_epoch * limit))
+
+
+def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
+    """Epochs of the run, by its epochs or its optimizer steps, whichever ends first; 1 where nothing bounds it."""
     limits = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits.append(trainer.max_epochs)
     if trainer.max_steps >= 0:
         batches = trainer.max_steps * trainer.accumulate_grad_batches
-        limits.append(math.ceil(batches / per_epoch))
+        limits.append(math.ceil(batches / _per_epoch(trainer, data)))
     return min(limits, default=1)
+
+
+def batches_of(trainer: Trainer, data: DistillationDataModule) -> int:
+    """Batches that a process learns in the run; of one epoch where nothing bounds it."""
+    batches = _epochs(trainer, data) * _per_epoch(trainer, data)
+    if trainer.max_steps >= 0:
+        batches = min(batches, trainer.max_steps * trainer.accumulate_grad_batches)
+    return batches

@@ -1,13 +1,8 @@
 """The settings of a model, with a builder of the user's."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from pydantic import SkipValidation
-from torch import Tensor, nn
 
 from kd.config.kinds import checked_group
 from kd.models.own import Builder
@@ -43,41 +38,6 @@ class ModelSpec(ModelSettings):
                 sizes.append(letter + "-".join(map(str, numbers)))
         family = self.arch.partition("_patch")[0] if sizes else self.arch
         return " ".join([family, *sizes])
-
-    def compile_in_place(self, model: nn.Module) -> None:
-        """Compiles the model where ``compile`` is set; its parameters keep their names. Incomplete batches run
-        uncompiled.
-        """
-        if self.compile:
-            model.compile(mode="default" if self.compile is True else self.compile, dynamic=False)
-            model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]
-
-
-@dataclass(eq=False)
-class WholeBatches:
-    """A compiled forward, for batches that come again: one graph for training and one for evaluation.
-
-    The first shape of pictures in each is compiled, others once they come twice running. An epoch's last, smaller batch
-    runs as the model is written: it would take a graph of its own, or make the batch's size a variable of all.
-    """
-
-    model: nn.Module
-    """As it is written."""
-    compiled: Callable[..., Any]
-    """Its forward, compiled."""
-    _known: set[object] = field(default_factory=set)
-    _last: object = None
-
-    def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
-        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled."""
-        mode = self.model.training, torch.is_grad_enabled()
-        batch = mode, images.shape
-        if batch == self._last or mode not in self._known:
-            self._known |= {mode, batch}
-        self._last = batch
-        return (self.compiled if batch in self._known else self.model._call_impl)(
-            images, *args, **kwargs
-        )
 
 
 @checked_group

@@ -19,8 +19,10 @@ from kd.distill.sharding import Sharding
 from kd.distill.step import Distillation, GivenTeacher
 from kd.distill.student import Student
 from kd.fit_to_machine import Memory, apply_auto, restore_auto
+from kd.fit_to_machine.compilation import choose_compilation, compile_chosen
 from kd.lightning_internals import trainer_of
 from kd.losses.base import equal_on_all_ranks
+from kd.models.compiled import compile_in_place
 from kd.module.evaluation import Validation
 from kd.module.fits import sample_for_fits
 from kd.module.inference import Inference
@@ -102,6 +104,8 @@ class DistillationModule(Inference):
         self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
+        self.compiled: dict[str, str] = {}
+        """How the models are compiled that ``compile=auto`` leaves to the machine, by key; the others run as written."""
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
         self.begun = False  # whether the student has its first weights
         self._ended = False  # whether a user's model is as it was given
@@ -174,8 +178,18 @@ class DistillationModule(Inference):
             self.answer_by(apply_auto(self, data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
-        if self.student.spec is not None:
-            self.student.spec.compile_in_place(self.student.model)  # names of parameters stay
+        self._compile_models()
+
+    def _compile_models(self) -> None:
+        """Compiles the student where its settings say so, and the models that ``auto`` finds worth it; a resumed run's
+        checkpoint says which (:meth:`on_load_checkpoint`).
+        """
+        spec = self.student.spec
+        if spec is not None and spec.compile != "auto":
+            compile_in_place(self.student.model, spec.compile)
+        if self.data is not None and not self.resumed:
+            live = self.answering_teacher is self.teacher
+            self.compiled = compile_chosen(self, choose_compilation(self, self.data, live))
 
     def teardown(self, stage: str) -> None:
         """A user's own model is again as it was given, but for its weights; Lightning leaves these on the CPU."""
@@ -375,7 +389,7 @@ class DistillationModule(Inference):
         brought up to date first (SimKD), and so is that in ``checkpoint``, but where its weights are copies (DeepSpeed's).
         """
         self.student.take_classifier()
-        checkpoint.update(self.resume.content(self.data, bool(self.caches)))
+        checkpoint.update(self.resume.content(self.data, bool(self.caches), self.compiled))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses another teacher, other data or classes, or states that do not fit; restores what ``auto`` had chosen.
@@ -391,6 +405,7 @@ class DistillationModule(Inference):
         self.resume.check(checkpoint, self.data)
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.resume.check_states(checkpoint, self.trainer, self)
+            self.compiled = compile_chosen(self, checkpoint.get("kd_compiled", {}))
         if self.data is not None:
             cached = checkpoint.get("kd_cached", False)
             self.answer_by(restore_auto(self, self.answering_teacher, self.data, cached))

@@ -43,23 +43,28 @@ class Resume:
         self.teacher = teacher
         self._classes = list(student.data.classes)
 
-    def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
+    def content(
+        self, data: DistillationDataModule | None, cached: bool, compiled: Mapping[str, str]
+    ) -> dict[str, Any]:
         """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run;
-        ``kd_cached`` is for :func:`kd.fit_to_machine.restore_auto`.
+        ``kd_cached`` is for :func:`kd.fit_to_machine.restore_auto`, ``kd_compiled`` for
+        :func:`kd.fit_to_machine.compilation.compile_chosen`.
 
         Args:
             data: of this run; None where the loader is the user's own.
             cached: whether a cache answers in the teacher's place.
+            compiled: how the models run that ``compile=auto`` leaves to the machine, by key.
 
         Returns:
-            ``kd_teacher`` (who it was; its weights stay out), ``kd_classes`` (names by id), ``kd_cached``, ``kd_optim``
-                (its settings); with ``data`` also ``kd_batch_size`` (pictures of a process) and ``kd_data``
-                (which pictures in which order).
+            ``kd_teacher`` (who it was; its weights stay out), ``kd_classes`` (names by id), ``kd_cached``,
+                ``kd_compiled``, ``kd_optim`` (its settings); with ``data`` also ``kd_batch_size`` (pictures of a
+                process) and ``kd_data`` (which pictures in which order).
         """
         content = {
             "kd_teacher": self.teacher,
             "kd_classes": self._classes,
             "kd_cached": cached,
+            "kd_compiled": dict(compiled),
             "kd_optim": self.student.optim.settings(),
         }
         if data is not None:

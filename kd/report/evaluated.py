@@ -121,10 +121,12 @@ def run_table(summary: Json, of_teacher: bool = False) -> Table:
     teacher = summary["teacher"]
     best = student["best_val"]
     trained = "teacher" if of_teacher else "student"
-    models = [(f"{trained}, last epoch", student, student["val"])]
+    is_last = bool(best) and best["epoch"] == summary["epochs"]
+    last = "last epoch (kept)" if is_last else "last epoch"
+    models = [(f"{trained}, {last}", student, student["val"])]
     if teacher:
         models.insert(0, ("teacher", teacher, teacher["val"]))
-    if best:
+    if best and not is_last:
         which = f"kept epoch ({best['epoch']})" if best["epoch"] else "the start (kept)"
         models.append((f"{trained}, {which}", student, best))
     shown = [name for name in student["val"] if in_tables(name)]

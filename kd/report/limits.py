@@ -408,7 +408,9 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
         text += f", and {unnamed:.0%} of it is {UNNAMED}"
     elif alone:
         text += "; nothing around it holds it up"
-    levers = ["model.student.compile=true"]
+    levers = []
+    if not facts.header.get("compiled", False):
+        levers.append("model.student.compile=true")
     larger_batch = facts.larger_batch(2)
     if larger_batch:
         levers.append(larger_batch)
@@ -513,6 +515,23 @@ def share_cores(facts: Facts) -> str:
     return f"{named} share {counted(facts.cores, 'core')}"
 
 
+def views_bound(facts: Facts, at: float = 0.3) -> Limit | None:
+    """The training process makes the views itself (``data.engine=device``, ``dali``), for a share ``at`` of the step.
+
+    Args:
+        facts: of the run.
+        at: share of the step, 0 to 1.
+    """
+    engine = (facts.run.config.get("data") or {}).get("engine")
+    part = phase_share(facts.phases, "h2d")
+    if engine not in ("device", "dali") or part < at:
+        return None
+    views_ms = facts.phases["h2d"]
+    text = f"the training process makes the views for {views_ms:.0f} of the step's {facts.step_ms:.0f} ms ({part:.0%})"
+    lever = "data.engine=torch makes them in loader processes (data.num_workers): at most"
+    return Limit("data", text, lever, without(part))
+
+
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
     """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``.
 
@@ -540,6 +559,7 @@ LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
     # a host that gets no core also launches slowly
     "host": lambda facts: cpu_contention(facts) or launch_bound(facts),
     "data": lambda facts: tier_bound(facts) if facts.run.tier else data_bound(facts),
+    "views": views_bound,
     **{phase: partial(of_phase, phase) for phase in PHASE_LIMITS},
     "precision": precision_bound,
     "startup": startup_bound,

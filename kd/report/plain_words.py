@@ -14,6 +14,7 @@ WORDS: Mapping[str, str] = {
     r"data\.augment": "augmentation",
     r"model\.student\.compile=reduce-overhead": 'torch.compile(mode="reduce-overhead")',
     r"model\.student\.compile=true": "torch.compile",
+    r"data\.engine=torch makes": "one of torch makes",
     r"config=bf16_gradients \(half the traffic\) or config=powersgd": (
         "gradients in bfloat16 (DDP's bf16_compress_hook, half the traffic) or PowerSGD"
     ),

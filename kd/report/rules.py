@@ -332,14 +332,14 @@ def _largest_phase(facts: Facts) -> Limit:
 
 
 def sentence(limit: Limit) -> str:
-    """``data-bound: EVIDENCE; LEVER would give 1.5x``, or ``LEVER at most 1.5x`` where the lever says so; without a lever
-    where no gain is predicted.
+    """``data-bound: EVIDENCE; LEVER would give 1.5x the speed``, or ``LEVER at most 1.5x the speed`` where the lever says
+    so; without a lever where no gain is predicted.
     """
     evidence = f"{NAMES[limit.bound]}: {limit.text}"
     if not limit.gain:
         return evidence
     promise = "" if "at most" in limit.lever else "would give "
-    return f"{evidence}; {limit.lever} {promise}{limit.gain:.1f}x"
+    return f"{evidence}; {limit.lever} {promise}{limit.gain:.1f}x the speed"
 
 
 class Explained:

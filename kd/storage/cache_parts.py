@@ -66,6 +66,7 @@ PARTS = {
         "copies of files in an object store",
         "downloaded again when needed",
     ),
+    "compiled": Part("compiled", "models as torch has compiled them", "compiled again when needed"),
     "lists": Part(rf"lists/{DIGEST}", "names of pictures, of runs that were killed", "nothing"),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),

@@ -14,6 +14,7 @@ from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
+from kd.models.compiled import compile_in_place, is_compiled
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, shard
 from kd.models.taps import TRIAL, Taps, single_classifier
@@ -105,7 +106,7 @@ class FrozenTeacher(RunTeacher):
         if self.columns is not None:
             self.columns = self.columns.to(self.device)
         if not self._placed:
-            self.spec.compile_in_place(self.model)
+            compile_in_place(self.model, self.spec.compile)
         self._placed = True
         return self
 
@@ -157,7 +158,7 @@ class FrozenTeacher(RunTeacher):
         if self.spec.head:
             answer.logits[name] = logits
         # CUDA graphs write the next answers into the same memory.
-        copy_each = bool(self.spec.compile)
+        copy_each = is_compiled(self.model)
         for layer in layers:
             _, path, tokens = layer
             (feature,) = self.taps.read(caught, path, tokens)

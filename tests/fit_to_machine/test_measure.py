@@ -35,7 +35,7 @@ def test_no_rank_tries_more_loader_processes_than_the_one_with_the_fewest_cores(
     monkeypatch.setattr(measure, "cores", lambda: 8)
     monkeypatch.setattr(measure, "cores_of_rank", lambda: 8)
     monkeypatch.setattr(measure, "of_all_processes", lambda mine: [mine, 2], raising=False)
-    monkeypatch.setattr(measure, "_learner", lambda run, data: None)
+    monkeypatch.setattr(measure, "_step_learner", lambda run, data: None)
     monkeypatch.setattr(measure, "_trial_ms", trial_ms)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     run: Any = SimpleNamespace(trainer=SimpleNamespace(num_devices=1, strategy=strategy))
@@ -79,6 +79,6 @@ def test_a_step_is_measured_whatever_the_students_model_gives(
         student=student,
         trainer=SimpleNamespace(precision_plugin=Precision()),
     )
-    learn = measure._copy(run, torch.device("cpu"))
+    learn = measure.learner(run, torch.device("cpu"))
     learn(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     assert student.model.layer.weight.grad is None

@@ -11,7 +11,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import kd
-from kd.models import Preprocess, StudentSpec, TeacherSpec
+from kd.models import Preprocess, TeacherSpec
+from kd.models.compiled import compile_in_place
 from kd.teachers import FrozenTeacher
 from kd.teachers.answer import Wanted
 from tests._helpers import tiny_vit
@@ -38,7 +39,7 @@ def classifier() -> nn.Module:
 def test_training_and_validation_have_one_graph_each(graphs: CompileCounter) -> None:
     """An epoch's last batch is smaller, of training with a teacher's missing answers any."""
     model = classifier()
-    StudentSpec("x", compile=True).compile_in_place(model)
+    compile_in_place(model, True)
     for _ in range(2):
         model.train()
         for _ in range(3):
@@ -66,8 +67,8 @@ def test_batches_whose_health_is_read_run_eagerly(recipe: Path, graphs: CompileC
 
 def test_features_of_a_compiled_teacher_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA graphs write each answer into the memory of the one before, where a float32 teacher's features were."""
-    monkeypatch.setattr(TeacherSpec, "compile_in_place", lambda self, model: None)
     for mode in ("reduce-overhead", False):
+        monkeypatch.setattr("kd.teachers.frozen.is_compiled", lambda model, mode=mode: bool(mode))
         prepare = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
         teacher = FrozenTeacher(tiny_vit(), prepare, spec=TeacherSpec("x", compile=mode))
         teacher.taps.paths_and_shapes("norm", "all")

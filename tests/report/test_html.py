@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kd.cli import report_main, train_main
+from kd.report.evaluated import run_table
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
@@ -91,7 +92,7 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     best = 0.5 + 3 / 400  # of four epochs
-    summary["student"]["best_val"] = {"acc1": best, "epoch": 4}
+    summary["student"]["best_val"] = {"acc1": best, "epoch": 3}
     (folder / "summary.json").write_text(json.dumps(summary))
     assert report_main([str(folder)]) == 0
     page = (folder / "report.html").read_text()
@@ -115,8 +116,10 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     assert tables["demo: 4 epochs in 60.0 min"]["rows"] == [
         ["teacher", "vit_large_patch16_224", "300.00 M", "90.0%"],
         ["student, last epoch", "vit_small_patch16_224", "22.00 M", "80.0%"],
-        ["student, kept epoch (4)", "vit_small_patch16_224", "22.00 M", f"{best:.1%}"],
+        ["student, kept epoch (3)", "vit_small_patch16_224", "22.00 M", f"{best:.1%}"],
     ]
+    summary["student"]["best_val"] = {**summary["student"]["val"], "epoch": 4}
+    assert [row[0] for row in run_table(summary).rows] == ["teacher", "student, last epoch (kept)"]
     assert tables[of_classes]["rows"] == [
         ["bread", 5, "60.0%", "bibimbap 40%"], ["bibimbap", 5, "100.0%", ""]
     ]  # fmt: skip
@@ -128,7 +131,7 @@ def test_the_verdict_is_one_line_below_the_headline_with_what_to_change(tmp_path
     (verdict,) = section(folder, "verdict")
     assert verdict["folded"]
     assert re.fullmatch(
-        r"teacher-bound: the teacher takes \d+ of the step's \d+ ms \(\d+%\); .+x", verdict["text"]
+        r"teacher-bound: the teacher takes \d+ of the step's \d+ ms \(\d+%\); .+x the speed", verdict["text"]
     )
     assert not any("teacher-bound" in other for other in verdict["others"])
     (folder / "summary.json").unlink()  # it has ended early: nothing is folded

@@ -64,6 +64,26 @@ def test_a_batch_is_only_as_large_as_fills_the_gpu() -> None:
     assert "model.student.compile=reduce-overhead, or" in limit.lever  # keeps the batch
 
 
+@pytest.mark.parametrize(
+    ("engine", "h2d", "named"),
+    [
+        ("device", 300.0, True),
+        ("dali", 300.0, True),
+        ("device", 5.0, False),
+        ("torch", 300.0, False),
+    ],
+)
+def test_views_of_the_training_process_are_named(engine: str, h2d: float, named: bool) -> None:
+    """12 times the load of views took 2.4 times as long with ``device``, and the run was called balanced."""
+    facts = given(with_(h2d=h2d))
+    facts.run.config["data"] = {"engine": engine}
+    limit = limits.views_bound(facts)
+    assert (limit is not None) is named
+    if limit:
+        assert limit.text.startswith("the training process makes the views for 300 of the step's ")
+        assert limit.lever.startswith("data.engine=torch makes them in loader processes")
+
+
 def test_no_records_no_verdict() -> None:
     assert Explained(RunRecords(Path("x"))).verdict["bound"] == "none"
 
@@ -99,7 +119,7 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert "58 %" in limit.text.replace("%", " %")
     assert "needs 1.1 GB" in limit.lever
     assert v.sentence(limit).endswith(
-        "model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x"
+        "model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x the speed"
     )
     assert limits.of_phase("teacher", given({"teacher": 29.0, "student": 71.0})) is None
 

@@ -1,0 +1,200 @@
+"""Which models of a run are compiled, where ``compile=auto`` leaves it to the machine."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from kd.clock import part_of_the_start
+from kd.data.datamodule import DistillationDataModule
+from kd.distill.sharding import Sharding
+from kd.distill.student import Student
+from kd.errors import UserError
+from kd.fit_to_machine.measure import (
+    NEAR,
+    AttachedModule,
+    a_batch,
+    batches_of,
+    clock,
+    learner,
+    median_ms,
+)
+from kd.models.compiled import compile_in_place
+from kd.processes import by_first
+from kd.progress import part_begins
+from kd.teachers import FrozenTeacher
+
+PLAIN = "default"
+GRAPHS = "reduce-overhead"
+"""Modes of ``torch.compile``; the second one replays CUDA graphs, which the host launches at once."""
+STUDENT = "model.student"
+AS_WRITTEN = ""
+"""Stands for a model that is not compiled."""
+WORTH_TRYING_S = 300.0
+"""Seconds that a model computes over the whole run, from which compiling is tried: that takes about a minute."""
+LAUNCHING = 0.9  # of a call's time the host launches: the GPU waits for it
+
+
+def choose_compilation(
+    run: AttachedModule, data: DistillationDataModule, live: bool
+) -> dict[str, str]:
+    """Times the models that ``compile=auto`` leaves to the machine, as they are written and compiled.
+
+    Only on a GPU, and not where ``trainer.deterministic`` asks for equal numbers from run to run: which mode is faster may
+    differ between two runs. Rank 0 times them, on a batch of training pictures, and prints a line for each; every rank must
+    call this. The models stay as they are.
+
+    Args:
+        run: the module, attached to its trainer; its models are on their devices.
+        data: of the run; its batch size is set.
+        live: whether the teacher answers in each epoch; one behind a cache is not compiled.
+
+    Returns:
+        A mode, or :data:`AS_WRITTEN`, by the model's key: ``model.student``, ``model.teacher``, ``model.teachers.NAME``.
+    """
+    if not may_compile(run.trainer):
+        return {}
+    keys = [key for key, _ in _left_to_the_machine(run) if live or key == STUDENT]
+    if not keys:
+        return {}
+    chosen = by_first(run.trainer.strategy, partial(_tried, run, data, keys))
+    if run.trainer.is_global_zero:
+        for key, (_, why) in chosen.items():
+            print(f"{key}.compile: {why}", flush=True)
+    return {key: mode for key, (mode, _) in chosen.items()}
+
+
+def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[str, str]:
+    """Lets each model that ``compile=auto`` leaves to the machine run as was chosen: one that is not named as it is written.
+
+    What a compiler refuses in training runs as it is written, and torch says so.
+
+    Args:
+        run: the module, attached to its trainer.
+        chosen: by :func:`choose_compilation`, now or in the run that this one resumes.
+
+    Raises:
+        UserError: a mode that there is not.
+
+    Returns:
+        The modes of the models that are compiled.
+    """
+    if not may_compile(run.trainer):
+        return {}
+    compiled = {}
+    for key, owner in _left_to_the_machine(run):
+        mode = chosen.get(key, AS_WRITTEN)
+        if mode not in (AS_WRITTEN, PLAIN, GRAPHS):
+            raise UserError(
+                f"resume: the checkpoint's {key}.compile must be {PLAIN} or {GRAPHS}, got {mode!r:.60}"
+            )
+        compile_in_place(owner.model, mode or False)
+        if mode:
+            compiled[key] = mode
+            torch._dynamo.config.suppress_errors = True
+    return compiled
+
+
+def may_compile(trainer: Trainer) -> bool:
+    """Whether ``auto`` compiles anything: on a GPU, where numbers need not be equal from run to run."""
+    is_gpu = trainer.strategy.root_device.type == "cuda"
+    return is_gpu and not torch.are_deterministic_algorithms_enabled()
+
+
+def _left_to_the_machine(run: AttachedModule) -> Iterator[tuple[str, Student | FrozenTeacher]]:
+    """Those whose models have ``compile=auto``, by key; not those that a strategy cuts into shards."""
+    student = run.student
+    is_cut = isinstance(run.trainer.strategy, Sharding)
+    if student.spec is not None and student.spec.compile == "auto" and not is_cut:
+        yield STUDENT, student
+    if run.teacher is None:
+        return
+    for member in run.teacher.members.values():
+        is_left = isinstance(member, FrozenTeacher) and member.spec.compile == "auto"
+        if is_left and not member.is_shared_out:
+            yield member.key, member
+
+
+@part_of_the_start("choice of compilation")
+def _tried(
+    run: AttachedModule, data: DistillationDataModule, keys: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """The mode of each model in ``keys`` and why, in words; called by the first process alone."""
+    device = run.trainer.strategy.root_device
+    images = a_batch(data).to(device)
+    batches = batches_of(run.trainer, data)
+    alone = run.trainer.world_size == 1 and run.trainer.accumulate_grad_batches == 1
+    chosen = {}
+    for key, owner in _left_to_the_machine(run):
+        if key not in keys:
+            continue
+        part_begins(f"{key}: measuring whether compiling pays")
+        ready = partial(_part_of_a_step, run, owner, images)
+        chosen[key] = fastest_mode(ready, batches, device, graphs=alone)
+    return chosen
+
+
+def _part_of_a_step(
+    run: AttachedModule, owner: Student | FrozenTeacher, images: Tensor, mode: str
+) -> Callable[[], object]:
+    """A call of the student's forward and backward, or of a teacher, on ``images``; by a copy in ``mode``."""
+    if isinstance(owner, Student):
+        return partial(learner(run, images.device, mode or False), images)
+    teacher = copy.copy(owner)
+    teacher.model = copy.deepcopy(owner.model)
+    compile_in_place(teacher.model, mode or False)
+    return partial(teacher, images)
+
+
+def fastest_mode(
+    ready: Callable[[str], Callable[[], object]],
+    batches: int,
+    device: torch.device,
+    graphs: bool,
+) -> tuple[str, str]:
+    """The mode in which a model is fastest over a run, and why, in words.
+
+    Args:
+        ready: gives, for a mode, a call of the model on a batch.
+        batches: of the run.
+        device: of the model.
+        graphs: whether CUDA graphs may be tried, where the host's launches take the time.
+    """
+    as_written = ready(AS_WRITTEN)
+    best, best_ms = AS_WRITTEN, median_ms(as_written, device)
+    computing_s = batches * best_ms / 1000
+    times = [f"{best_ms:.1f} ms a batch as it is written"]
+    if computing_s < WORTH_TRYING_S:
+        return best, f"false: the run's {batches:,} batches take {computing_s:.0f} s of it"
+    modes = [PLAIN]
+    if graphs and _launching_share(as_written, device) >= LAUNCHING:
+        modes.append(GRAPHS)
+    for mode in modes:
+        begin = clock(device)
+        try:
+            call = ready(mode)
+            call()
+            made_s = clock(device) - begin
+            ms = median_ms(call, device)
+        except Exception as error:  # whatever a compiler, or the memory, refuses
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            times.append(f"{mode} fails ({reason[0]:.120})")
+            continue
+        finally:
+            torch._dynamo.reset()
+        times.append(f"{ms:.1f} ms {mode} (compiled in {made_s:.0f} s)")
+        if ms * NEAR < best_ms:
+            best, best_ms = mode, ms
+    return best, f"{best or 'false'}: {', '.join(times)}"
+
+
+def _launching_share(call: Callable[[], Any], device: torch.device) -> float:
+    """Share of a call's time after which the host has launched all of it, in 0..1."""
+    begin = clock(device)
+    call()
+    launched = clock(torch.device("cpu")) - begin
+    return launched / (clock(device) - begin)

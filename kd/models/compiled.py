@@ -1,0 +1,64 @@
+"""Models under ``torch.compile``."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kd.machine import cache_dir
+
+
+@dataclass(eq=False)
+class WholeBatches:
+    """A compiled forward, for batches that come again: one graph for training and one for evaluation.
+
+    The first shape of pictures in each is compiled, others once they come twice running. An epoch's last, smaller batch
+    runs as the model is written: it would take a graph of its own, or make the batch's size a variable of all.
+    """
+
+    model: nn.Module
+    """As it is written."""
+    compiled: Callable[..., Any]
+    """Its forward, compiled."""
+    _known: set[object] = field(default_factory=set)
+    _last: object = None
+
+    def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
+        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled."""
+        mode = self.model.training, torch.is_grad_enabled()
+        batch = mode, images.shape
+        if batch == self._last or mode not in self._known:
+            self._known |= {mode, batch}
+        self._last = batch
+        return (self.compiled if batch in self._known else self.model._call_impl)(
+            images, *args, **kwargs
+        )
+
+
+def compile_in_place(model: nn.Module, mode: str | bool) -> None:
+    """Lets ``model`` run compiled, or as it is written; its parameters keep their names.
+
+    Incomplete batches run as the model is written. torch keeps what it compiles in kd's cache folder, where the variable
+    ``TORCHINDUCTOR_CACHE_DIR`` names no other: the next run finds it there.
+
+    Args:
+        model: on its device, before a strategy wraps it.
+        mode: of ``torch.compile`` (true: ``default``); false and ``auto``: as the model is written.
+    """
+    model._compiled_call_impl = None
+    if mode in (False, "auto"):
+        return
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    model.compile(mode="default" if mode is True else mode, dynamic=False)
+    model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, was compiled."""
+    for module in model.modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            return True
+    return False
