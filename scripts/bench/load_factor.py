@@ -1,7 +1,7 @@
 """How much augmentation a run can carry: kd-train at 1, 4, 8 and 12 times the load, views made by each engine in turn.
 
     python scripts/bench/load_factor.py --hardware h200 --write                                # ResNet18, 50, 152
-    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 128 --count 960 --batch 16 \\
+    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models test_efficientnet --size 128 --count 960 --batch 16 \\
         --workers 1 --write
 
 A unit of load is a horizontal flip, a vertical flip and a rotation by up to 30 degrees of each picture
