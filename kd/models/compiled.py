@@ -3,12 +3,16 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kd.machine import cache_dir
+
+KEPT_IN = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @dataclass(eq=False)
@@ -41,8 +45,7 @@ class WholeBatches:
 def compile_in_place(model: nn.Module, mode: str | bool) -> None:
     """Lets ``model`` run compiled, or as it is written; its parameters keep their names.
 
-    Incomplete batches run as the model is written. torch keeps what it compiles in kd's cache folder, where the variable
-    ``TORCHINDUCTOR_CACHE_DIR`` names no other: the next run finds it there.
+    Incomplete batches run as the model is written.
 
     Args:
         model: on its device, before a strategy wraps it.
@@ -51,9 +54,20 @@ def compile_in_place(model: nn.Module, mode: str | bool) -> None:
     model._compiled_call_impl = None
     if mode in (False, "auto"):
         return
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    _keep_compiled_code()
     model.compile(mode="default" if mode is True else mode, dynamic=False)
     model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]
+
+
+def _keep_compiled_code() -> None:
+    """Lets torch keep what it compiles in kd's cache folder, where the next run finds it.
+
+    A folder that the variable :data:`KEPT_IN` names stays; torch's own, which its import sets, is one of temporary files.
+    """
+    given = Path(os.environ.get(KEPT_IN, ""))
+    is_torchs = given.name.startswith("torchinductor_") and given.parent == Path(gettempdir())
+    if is_torchs or not given.name:
+        os.environ[KEPT_IN] = str(cache_dir() / "compiled")
 
 
 def is_compiled(model: nn.Module) -> bool:

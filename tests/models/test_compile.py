@@ -1,6 +1,8 @@
 """What ``compile`` compiles, how often, and what runs beside it; on a CPU, by a backend that only counts graphs."""
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,21 @@ def test_training_and_validation_have_one_graph_each(graphs: CompileCounter) -> 
         for _ in range(2):
             model(torch.zeros(7, 3, 4, 4))  # twice running: this is what it is used for now
     assert graphs.frame_count == 3
+
+
+@pytest.mark.parametrize("torchs", [True, False])
+def test_compiled_code_is_kept(
+    torchs: bool, graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In kd's cache folder, in place of the one of temporary files that torch's import names; a user's own stays."""
+    given = tmp_path / "mine"
+    if torchs:
+        given = Path(tempfile.gettempdir()) / "torchinductor_me"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(given))
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    compile_in_place(classifier(), True)
+    expected = tmp_path / "compiled" if torchs else given
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(expected)
 
 
 def test_batches_whose_health_is_read_run_eagerly(recipe: Path, graphs: CompileCounter) -> None:
