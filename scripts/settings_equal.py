@@ -3,7 +3,7 @@
     python scripts/settings_equal.py [--base FOLDER_OR_COMMIT] [--doors train,python,...] [--every N] [--exact]
                                      [--without KEY ...]
     python scripts/settings_equal.py --save FILE.jsonl     asks the base once; --base FILE.jsonl compares with that
-    python scripts/settings_equal.py --golden      writes the answers in tests/golden/{mistakes,options}.jsonl anew
+    python scripts/settings_equal.py --golden      writes the answers in tests/golden/*.jsonl anew
 
 A case goes through one *door*: ``kd-train`` (every recipe x every overlay x :data:`WORDS`), ``kd.train``, a resumed run, a
 finished run, a launcher's job, SageMaker's container, ``kd-launch --dry-run``, ``--print_config``. Each side answers with
@@ -415,32 +415,41 @@ def place_of_examples(folder: Path) -> None:
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of a golden table: ``words``, and ``says``, a refusal, or ``does``, where work begins and with what."""
+    """The rows of a golden table.
+
+    ``words``, in some ``files`` by name (``../x``: elsewhere), and ``says``, a refusal, or ``does``, where work begins and
+    with what.
+    """
     return [json.loads(line) for line in (GOLDEN / f"{name}.jsonl").read_text().splitlines()]
 
 
-def told(words: str, folder: Path) -> dict[str, Any]:
-    """What a command line says, or does, in the working directory ``folder``, whose path is ``HERE`` in the answer."""
-    command, *items = shlex.split(words)
+def told(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A row with what its command says, or does, in the working directory ``folder``, which is ``HERE`` in the answer."""
+    asked = {key: row[key] for key in ("words", "files") if key in row}
+    for name, content in row.get("files", {}).items():
+        Path(name).write_text(content)
+    command, *items = shlex.split(row["words"])
     found = answer({"command": command.removeprefix("kd-"), "words": items})
     kept = {key: found[key] for key in ("does", "with") if key in found}
-    text = json.dumps(kept or {"says": found["line"] or found["out"].partition("\n")[0]})
+    # a package that no row before has imported is announced
+    lines = [line for line in found["line"].splitlines() if not line.endswith(" ...")]
+    text = json.dumps(kept or {"says": "\n".join(lines) or found["out"].partition("\n")[0]})
     text = text.replace(str(folder), "HERE").replace(f"{sys.executable} -m pip", "pip")
-    return json.loads(text)
+    return {**asked, **json.loads(text)}
 
 
 def write_golden() -> None:
-    """Writes the answers of both tables anew; the words stay."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        place_of_examples(Path(folder))
-        stop_at_work()
-        for name in ("mistakes", "options"):
-            lines = [
-                {"words": row["words"], **told(row["words"], Path(folder))} for row in rows(name)
-            ]
-            (GOLDEN / f"{name}.jsonl").write_text(
-                "".join(f"{json.dumps(line)}\n" for line in lines)
-            )
+    """Writes the answers of all tables anew; the words stay."""
+    with tempfile.TemporaryDirectory() as outside:
+        folder = Path(outside, "here")
+        folder.mkdir()
+        os.chdir(folder)
+        place_of_examples(folder)
+        for name in ("refused", "mistakes", "options"):
+            if name != "refused":  # what is refused may be so only when models are built
+                stop_at_work()
+            lines = [json.dumps(told(row, folder)) for row in rows(name)]
+            (GOLDEN / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:

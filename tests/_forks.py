@@ -161,6 +161,14 @@ def status_of(pid: int, timeout_s: float = PATIENCE_S) -> int:
     raise TimeoutError(f"process {pid} did not end within {timeout_s} s")
 
 
+def wait_until(true: Callable[[], bool], log: Path | None = None, timeout_s: float = 300) -> None:
+    """Waits until something is so; where it never is, ``log`` may say why."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, log.read_text() if log else ""
+        time.sleep(0.05)
+
+
 def survivors(session: int, timeout_s: float = 15) -> list[int]:
     """Processes of a session that still live after a while; loader workers look for their parent now and then."""
     deadline = time.monotonic() + timeout_s

@@ -5,17 +5,20 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import timm
 import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from kd.errors import UserError
 from kd.storage.weights_files import read_metadata
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +30,18 @@ WITHOUT_TEACHER = [
     "model.taps={}",
 ]  # fmt: skip
 """Words by which a recipe trains its student from random weights by labels alone."""
+Refusal = Prints = Callable[[str, Sequence[str]], str]
+"""The fixtures ``refusal`` and ``prints``: run a command, which must end with status 2 or 0, and give what it says."""
 ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
 """Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
+
+
+@contextmanager
+def refuses(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """A mistake of the user's is told, in one line that holds ``match``."""
+    with pytest.raises(UserError, match=match) as error:
+        yield error
+    assert "\n" not in str(error.value)
 
 
 def draw_folder(
@@ -47,6 +60,13 @@ def draw_folder(
                 )
                 Image.fromarray(pixels).save(folder / f"{i:02d}.jpg", quality=90)
     return root
+
+
+def draw_picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
+    """A picture of one colour, its folders with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+    return path
 
 
 def tiny_vit(num_classes: int = len(CLASSES), seed: int = 0, **kwargs: object) -> torch.nn.Module:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from kd.cli import train_main
+from kd.report.records import RunRecords, read_run
 from kd.storage.checkpoints import newest_whole
 
 
@@ -28,6 +29,11 @@ def run_folders(recipe: Path) -> list[Path]:
 def run_of(recipe: Path) -> Path:
     """The folder of the first run of the tiny pair's recipe."""
     return recipe.parent / "runs" / "tiny" / "000"
+
+
+def newest_run(recipe: Path) -> RunRecords:
+    """The records of the newest run of the tiny pair's recipe."""
+    return read_run(run_folders(recipe)[-1])
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

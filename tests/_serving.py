@@ -2,6 +2,8 @@
 
 import os
 import resource
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,19 @@ from tests._forks import ForkedRun
 ABOUT = ExportManifest(
     "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "onnx"
 )
+
+
+def ask(
+    port: int, path: str, body: bytes | None = None, kind: str = ""
+) -> tuple[int, bytes, dict[str, str]]:
+    """The status, the body and the headers of an answer; a body in the request makes it a POST."""
+    url = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, body, {"content-type": kind})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read(), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), dict(error.headers)
 
 
 def mean_colour(file: Path, taken: str = "UINT8", **metadata: str) -> Path:

@@ -164,6 +164,19 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]]
     return refused
 
 
+@pytest.fixture()
+def prints(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]], str]:
+    """Runs a command (``train``, its words), which must end with status 0: what it says on the output."""
+    from kd.cli import main
+
+    def ran(command: str, words: Sequence[str]) -> str:
+        capsys.readouterr()
+        assert main(command, words) == 0
+        return capsys.readouterr().out
+
+    return ran
+
+
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[str]:
     """The address of an S3 server of this machine, whose buckets go by a request."""
