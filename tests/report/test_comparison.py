@@ -11,7 +11,10 @@ import yaml
 from kd.cli import report_main
 from kd.report.records import read_run
 from kd.report.rules import Explained
+from tests._files import read_yaml, write_json
+from tests._helpers import Prints
 from tests._pages import made, sections_of
+from tests._runs import summary_of
 
 
 def titled(sections: list[dict[str, Any]], title: str) -> dict[str, Any]:
@@ -22,16 +25,13 @@ def verdict_in(sections: list[dict[str, Any]]) -> str:
     return next(section["text"] for section in sections if section["kind"] == "verdict")
 
 
-def test_it_opens_with_what_came_of_the_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_opens_with_what_came_of_the_runs(tmp_path: Path, prints: Prints) -> None:
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
     for folder, agreement in ((before, 0.5), (after, 0.75)):
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = summary_of(folder)
         summary["student"]["best_val"] = {"acc1": agreement, "agreement": agreement}
-        (folder / "summary.json").write_text(json.dumps(summary))
-    assert report_main([str(before), str(after)]) == 0
-    why, *table, place = capsys.readouterr().out.splitlines()
+        write_json(folder / "summary.json", summary)
+    why, *table, place = prints("report", [str(before), str(after)]).splitlines()
     assert "images/s before" in why
     assert "Settings that differ: None." in table
     shown = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in table if line[0] == "│"}
@@ -49,42 +49,37 @@ def test_it_opens_with_what_came_of_the_runs(
 
 
 def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, prints: Prints
 ) -> None:
     first, second = tmp_path / "first" / "000", tmp_path / "second" / "000"
     for folder, root in ((first, "own"), (second, "split")):
         folder.parent.mkdir()
         made(folder, 1, 10, 4, "GPU")
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = read_yaml(folder / "config.yaml")
         config["data"] = {"source": {"class_path": "ImageFolder", "init_args": {"root": root}}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert report_main([str(first), str(second)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = prints("report", [str(first), str(second)]).splitlines()
     assert lines[1].startswith("they have different data.source: ")
     page = sections_of(second / "comparison.html")
     assert str(first) in titled(page, "In numbers")["columns"]
 
 
-def test_a_run_without_an_accuracy_is_compared_by_its_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_an_accuracy_is_compared_by_its_time(tmp_path: Path, prints: Prints) -> None:
     """A training that is not kd's has no validation of kd's: nothing is said of it."""
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
     for folder in (before, after):
         (folder / "summary.json").unlink()
         (folder / "metrics.csv").unlink()
-    assert report_main([str(before), str(after)]) == 0
-    out = capsys.readouterr().out
+    out = prints("report", [str(before), str(after)])
     assert "val acc1" not in out
     assert re.search(r"hours +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+x", out)
 
 
 def test_the_page_of_one_run_is_written_and_its_verdict_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, prints: Prints
 ) -> None:
     folder = made(tmp_path / "a", 1, 10, 4, "GPU")
-    assert report_main([str(folder)]) == 0
-    *findings, verdict, place = capsys.readouterr().out.splitlines()
+    *findings, verdict, place = prints("report", [str(folder)]).splitlines()
     explained = Explained(read_run(folder))
     assert verdict == f"{explained.verdict['text']} (report.html)"
     rules = [finding.rule for finding in explained.findings]
@@ -110,6 +105,7 @@ def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
     assert rows["hours per epoch"] == ["3.2", "0.1143", "0.036x"]
     assert rows["devices"] == ["2", "32", "16.00x"]
     assert rows["device-hours per epoch"] == ["6.4", "3.657", "0.57x"]
+    assert {"images/s", "step p99 (ms)", "data (ms)"} <= set(rows)
     assert {"GPU p50 (%)", "GPU p90 (%)", "GPU p95 (%)", "GPU p99 (%)"} <= set(rows)
     titles = [s.get("title", "") for s in sections]
     assert sum(title.startswith("Cores and GPUs over time") for title in titles) == 2
@@ -156,6 +152,7 @@ def test_cost_of_a_step_with_a_second_kind_of_machine(
         row[0]: row[1:]
         for row in titled(sections_of(folders[1] / "comparison.html"), "In numbers")["rows"]
     }
+    assert [float(value.replace(",", "")) for value in rows["student (ms)"][:2]] == list(ms)
     a, b = (float(value) for value in rows["cost per 1000 steps"][:2])
     assert 1 - b / a == pytest.approx(cheaper, abs=0.01)
     assert a == pytest.approx(prices[0] * ms[0] / 3600, rel=1e-3)
@@ -170,16 +167,16 @@ def test_three_runs_are_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, prints: Prints
 ) -> None:
     """Measured: 148 settings "differed" since kd.Monitor knows none of them; times were not those of the own tables."""
     own = made(tmp_path / "demo" / "a", 1, 10, 4, "GPU")
     other = made(tmp_path / "mine" / "b", 1, 10, 4, "GPU")
     settings = {"max_epochs": 3, "max_steps": -1, "precision": "auto", "devices": "auto"}
     config = {"recipe": "demo", "seed": 0, "data": {"img_size": 64}, "trainer": settings}
-    (own / "config.yaml").write_text(json.dumps(config))
+    write_json(own / "config.yaml", config)
     as_watched = {"max_epochs": 2, "max_steps": -1, "precision": "32-true", "devices": 1}
-    (other / "config.yaml").write_text(json.dumps({"trainer": as_watched, "module": {"width": 4}}))
+    write_json(other / "config.yaml", {"trainer": as_watched, "module": {"width": 4}})
     phases = other / "records" / "phases.rank0.jsonl"
     header, *lines = phases.read_text().splitlines()
     watched = json.loads(header) | {"of_kd": False}
@@ -189,15 +186,14 @@ def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
     phases.write_text("\n".join([json.dumps(watched), *renamed]) + "\n")
     (other / "metrics.csv").unlink()
     for folder, seconds in ((own, 15.6), (other, 31.2)):  # the records explain more: 400 steps
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = summary_of(folder)
         summary |= {"wall_s": seconds, "precision": "32-true", "strategy": "SingleDeviceStrategy"}
         if folder == other:
             del summary["student"], summary["teacher"], summary["recipe"]
-        (folder / "summary.json").write_text(json.dumps(summary))
+        write_json(folder / "summary.json", summary)
     keys = {"trainer.max_epochs", "trainer.precision", "trainer.devices"}  # those that both have
     for pair in ([own, other], [other, own]):
-        assert report_main([str(folder) for folder in pair]) == 0
-        assert "teacher" not in capsys.readouterr().out.splitlines()[0]
+        assert "teacher" not in prints("report", [str(folder) for folder in pair]).splitlines()[0]
         sections = sections_of(pair[-1] / "comparison.html")
         hours = next(row for row in titled(sections, "In numbers")["rows"] if row[0] == "hours")
         assert sorted(map(float, hours[1:3])) == [0.004333, 0.008667]

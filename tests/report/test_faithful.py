@@ -9,16 +9,17 @@ from kd.cli import main
 from kd.report.evaluated import fidelity_parts
 from kd.report.records import read_run
 from kd.report.tables import Table
+from tests._files import read_json, write_json
 
 
 def test_the_page_shows_numbers_classes_and_pictures(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    fidelity = json.loads((run / "fidelity.json").read_text())
+    fidelity = read_json(run / "fidelity.json")
     evil = "</script><script>alert(1)</script>"
     for row in fidelity["per_class"]:
         row["name"] = evil if row["name"] == "apple" else row["name"]
-    (run / "fidelity.json").write_text(json.dumps(fidelity))
+    write_json(run / "fidelity.json", fidelity)
     assert main("report", [str(run)]) == 0
     page = (run / "report.html").read_text()
     assert "<script>alert" not in page

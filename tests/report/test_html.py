@@ -17,8 +17,11 @@ from kd.report.evaluated import run_table
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from tests._helpers import ROOT
+from tests._files import write_json
+from tests._helpers import ROOT, Refusal
 from tests._pages import BROWSER, FLAGS, section, write_run
+from tests._runs import run as trained
+from tests._runs import summary_of
 
 
 def test_an_eight_hour_run_stays_small_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -90,10 +93,15 @@ def test_whatever_is_torn_there_is_a_page(
 
 def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     best = 0.5 + 3 / 400  # of four epochs
+<<<<<<< HEAD
     summary["student"]["best_val"] = {"acc1": best, "epoch": 3}
     (folder / "summary.json").write_text(json.dumps(summary))
+=======
+    summary["student"]["best_val"] = {"acc1": best, "epoch": 4}
+    write_json(folder / "summary.json", summary)
+>>>>>>> 83d42b51 (Tests of kd/report as tables)
     assert report_main([str(folder)]) == 0
     page = (folder / "report.html").read_text()
     sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
@@ -149,30 +157,9 @@ def test_a_page_has_the_name_of_its_run_and_prints_what_is_folded(tmp_path: Path
     assert '"beforeprint"' in page and "@media print" in page
 
 
-def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    rows = [
-        "epoch,step,train/loss,train/lr,val/acc1",
-        "0,9,1.0,0.001,",
-        "0,9,,,0.95",
-        "1,19,0.9,0.0005,",
-    ]
-    (folder / "metrics.csv").write_text("\n".join(rows))
-    assert report_main([str(folder)]) == 0
-    assert section(folder, "headline")[0]["text"].startswith(
-        "The student is better than its teacher: acc1 95.0% against 90.0%, with"
-    )
-    series = {chart["title"]: list(chart["series"]) for chart in section(folder, "lines")}
-    assert series["Training losses, weighted"] == ["train/loss"]
-    assert series["Learning rate"] == ["train/lr"]
-
-
-def test_a_page_is_written_into_a_runs_folder_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, refusal: Refusal) -> None:
     folder = write_run(tmp_path / "demo" / "007")
-    assert report_main([str(tmp_path / "demo")]) == 2
-    told = capsys.readouterr().err
+    told = refusal("report", [str(tmp_path / "demo")])
     assert (
         f"{tmp_path / 'demo'} is no run's folder: it has no config.yaml, summary.json, metrics.csv or records"
         in told
@@ -180,20 +167,9 @@ def test_a_page_is_written_into_a_runs_folder_alone(
     assert f"did you mean {folder}?" in told
     assert not (tmp_path / "demo" / "report.html").exists()
     (folder / "report.html").mkdir()
-    assert report_main([str(folder)]) == 2
-    assert (
-        f"kd-report: {folder / 'report.html'}: is a folder; a file is written there"
-        in capsys.readouterr().err
+    assert f"kd-report: {folder / 'report.html'}: is a folder; a file is written there" in refusal(
+        "report", [str(folder)]
     )
-
-
-def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_main([str(tmp_path / "nothing")]) == 2
-    assert f"run folder {tmp_path / 'nothing'} not found" in capsys.readouterr().err
-    assert report_main(["a", "what=ever"]) == 2
-    assert "takes a run's folder, or several to compare" in capsys.readouterr().err
-    assert report_main([]) == 2
-    assert report_main(["--help"]) == 0
 
 
 def test_kd_report_needs_no_torch(tmp_path: Path) -> None:
@@ -207,18 +183,6 @@ def test_kd_report_needs_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_runs_are_compared(tmp_path: Path) -> None:
-    before, after = write_run(tmp_path / "a", slow=20), write_run(tmp_path / "b")
-    assert report_main([str(before), str(after)]) == 0
-    (verdict,) = section(after, "verdict", "comparison.html")
-    assert "images/s before" in verdict["text"]
-    (table,) = (t for t in section(after, "table", "comparison.html") if t["title"] == "In numbers")
-    rows = {row[0]: row[1:] for row in table["rows"]}
-    assert float(rows["data (ms)"][0]) == pytest.approx(20 * float(rows["data (ms)"][1]), rel=0.1)
-    assert {"hours", "epochs", "hours per epoch", "images/s", "cost", "step p99 (ms)"} <= set(rows)
-    assert rows["cost"][0] == "4"
-
-
 def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
@@ -227,7 +191,7 @@ def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     (found,) = section(folder, "verdict")
     assert found["text"].startswith("failed: RuntimeError: planted; until then ")
     assert '"kind":"phases"' in page
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["status"] == "failed"
     assert set(summary["verdict"]) >= {"bound", "text", "lever", "predicted_speedup", "phases_ms"}
 
@@ -239,12 +203,9 @@ def test_a_report_that_fails_takes_no_run_down(
         raise KeyError("planted")
 
     monkeypatch.setattr("kd.report.html.write_report", broken)
-    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    trained(recipe, "trainer.max_epochs=1")
     assert "no report: KeyError: 'planted'" in capsys.readouterr().err
-    assert (
-        json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())["status"]
-        == "done"
-    )
+    assert summary_of(recipe.parent / "runs" / "tiny" / "000")["status"] == "done"
 
 
 PROBE = """
@@ -278,19 +239,28 @@ for (const [name, [width, html]] of Object.entries(pages)) {
 """  # noqa: E501
 
 
+def two_pages(folder: Path) -> list[Path]:
+    """A run's, and its comparison with another."""
+    run, other = read_run(write_run(folder / "a")), read_run(write_run(folder / "b", slow=10))
+    return [
+        write_report(Explained(run), folder / "r.html"),
+        write_comparison([Explained(run), Explained(other)], folder / "c.html"),
+    ]
+
+
+def browsed(page: Path, flag: str) -> subprocess.CompletedProcess[str]:
+    """What Chromium shows of a page, and what its console says."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom",
+                   flag, page.as_uri()]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
-    run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    report = (
-        write_report(Explained(run), tmp_path / "r.html")
-        .read_text()
-        .replace("<head>", "<head>" + PROBE)
-    )
-    compared = (
-        write_comparison([Explained(run), Explained(other)], tmp_path / "c.html")
-        .read_text()
-        .replace("<head>", "<head>" + PROBE)
+    report, compared = (
+        page.read_text().replace("<head>", "<head>" + PROBE) for page in two_pages(tmp_path)
     )
     pages = {
         f"{n} {w}": (w, h)
@@ -299,16 +269,7 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     }
     wrapper = tmp_path / "check.html"
     wrapper.write_text(CHECK % json.dumps(pages).replace("</", "<\\/"))
-    with tempfile.TemporaryDirectory() as profile:
-        command = [
-            str(BROWSER),
-            *FLAGS,
-            f"--user-data-dir={profile}",
-            "--virtual-time-budget=10000",
-            "--dump-dom",
-        ]
-        command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", wrapper.as_uri()]
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    dom = browsed(wrapper, f"--blink-settings=preferredColorScheme={0 if dark else 1}").stdout
     found = json.loads(
         re.search(r'<pre id="result">(.*?)</pre>', dom, re.S).group(1).replace("&amp;", "&")
     )  # type: ignore[union-attr]
@@ -333,29 +294,15 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Path) -> None:
     """A page that is not shown has no width; a width below zero is an error in the console."""
-    run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    pages = [
-        write_report(Explained(run), tmp_path / "r.html"),
-        write_comparison([Explained(run), Explained(other)], tmp_path / "c.html"),
-    ]
     frames = [
         f'<iframe src="{page.name}" width="{width}"></iframe>'
-        for page in pages
+        for page in two_pages(tmp_path)
         for width in (0, 60, 1400)
     ]
     (tmp_path / "all.html").write_text(
         f"<!doctype html><body>{''.join(frames)}<script>console.log('heard')</script>"
     )
-    with tempfile.TemporaryDirectory() as profile:
-        command = [
-            str(BROWSER),
-            *FLAGS,
-            f"--user-data-dir={profile}",
-            "--virtual-time-budget=10000",
-            "--dump-dom",
-        ]
-        command += ["--enable-logging=stderr", (tmp_path / "all.html").as_uri()]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=240).stderr
+    told = browsed(tmp_path / "all.html", "--enable-logging=stderr").stderr
     said = [line.split("CONSOLE", 1)[1] for line in told.splitlines() if "CONSOLE" in line]
     assert len(said) == 1, said
     assert "heard" in said[0]
@@ -399,9 +346,9 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
         "1,19,,0.5,0.1",
     ]
     (folder / "metrics.csv").write_text("\n".join(rows))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     summary["teacher"]["val"] = {"miou": 0.75, "pixel_acc": 0.9}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    write_json(folder / "summary.json", summary)
     write_report(Explained(read_run(folder)), folder / "report.html")
     (cards,) = section(folder, "cards")
     assert ["teacher", "75.0%", "val miou, vit_large_patch16_224"] in cards["cards"]

@@ -14,42 +14,27 @@ from kd.report.metric import (
 
 @pytest.mark.parametrize(("metric", "less", "column"), [
     ("acc1", False, True), ("feature_loss", True, True), ("kd_loss", True, False), ("params", True, True),
-    ("iou_sky", False, False), ("wall_s", True, True),
+    ("iou_sky", False, False), ("wall_s", True, True), ("latency_ms", True, True),
 ])  # fmt: skip
 def test_metrics_have_a_direction_and_a_column_or_none(
     metric: str, less: bool, column: bool
 ) -> None:
-    assert less_is_better(metric) is less
-    assert in_tables(metric) is column
+    assert (less_is_better(metric), in_tables(metric)) == (less, column)
 
 
-def test_less_is_better() -> None:
-    assert less_is_better("feature_loss")
-    assert not less_is_better("acc1")
-    assert less_is_better("latency_ms")
-
-
-def test_format_metric() -> None:
-    assert format_metric("knn1", 0.341) == "34.1%"
-    assert format_metric("feature_loss", 0.56) == "0.5600"
-    assert format_metric("rankme", 84.21) == "84.2"
-    assert format_metric("small/val/rankme", 84.21) == "84.2"
-    assert format_metric("mae_calories", 41.234) == "41.23"
-    assert format_metric("r2", 0.9) == "0.900"
-
-
-def test_is_share() -> None:
+def test_accuracies_are_shares() -> None:
     assert is_share("acc1") and is_share("small/val/acc1")
     assert not is_share("rankme") and not is_share("small/val/rankme")
 
 
-def test_duration() -> None:
-    assert duration(80.0) == "80.0 s"
-    assert duration(600.0) == "10.0 min"
-    assert duration(9000.0) == "2.50 h"
+@pytest.mark.parametrize(("metric", "value", "text"), [
+    ("knn1", 0.341, "34.1%"), ("feature_loss", 0.56, "0.5600"), ("rankme", 84.21, "84.2"),
+    ("small/val/rankme", 84.21, "84.2"), ("mae_calories", 41.234, "41.23"), ("r2", 0.9, "0.900"),
+])  # fmt: skip
+def test_a_metric_is_written_in_its_unit(metric: str, value: float, text: str) -> None:
+    assert format_metric(metric, value) == text
 
 
-def test_short() -> None:
-    assert short(0.00123456) == "0.001235"
-    assert short(12345.6) == "12,346"
-    assert short(None) == ""
+def test_numbers_are_short() -> None:
+    assert [duration(s) for s in (80.0, 600.0, 9000.0)] == ["80.0 s", "10.0 min", "2.50 h"]
+    assert [short(x) for x in (0.00123456, 12345.6, None)] == ["0.001235", "12,346", ""]

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
-from kd.errors import UserError
 from kd.report.prices import input_machines, price_of, read_prices
+from tests._helpers import refuses
 
 
 def test_prices_of_machines(tmp_path: Path) -> None:
@@ -17,9 +15,7 @@ def test_prices_of_machines(tmp_path: Path) -> None:
         "small": {"price": 3.0, "vcpus": 72.0, "gpus": 0},
         "small:spot": {"price": 1.0, "vcpus": 72.0, "gpus": 0},
     }
-    with pytest.raises(
-        UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"
-    ):
+    with refuses(r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"):
         price_of(["big:spot"], prices)
 
 
@@ -27,16 +23,6 @@ def test_machines_named_by_their_parts_are_found_in_the_table() -> None:
     """As ``kd-launch instances=2xA100:8`` names them; ``monitor.instances`` took the count for a part of the name."""
     table = {"A100:8": {"price": 20.0}, "A100:8:spot": {"price": 8.0}}
     assert price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], table) == 108
-
-
-@pytest.mark.parametrize(
-    "text", ["[1]", "big: -1", "big: {cheap: 1}", "big: {vcpus: 4}", "big: three"]
-)
-def test_tables_that_are_no_prices_are_refused(tmp_path: Path, text: str) -> None:
-    table = tmp_path / "prices.yaml"
-    table.write_text(text)
-    with pytest.raises(UserError, match=r"monitor.prices"):
-        read_prices(table)
 
 
 def test_input_machines() -> None:

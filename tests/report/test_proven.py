@@ -1,6 +1,5 @@
 """Parts of results: what terminal, page and card print of one that was measured."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from kd.report.sections import _results
 from kd.report.tables import Chart, Gallery, Picture, Table, results_of, write_parts
 from kd.report.templates import markdown
 from kd.report.terminal import print_parts
+from tests._files import read_json, write_json
 from tests._pages import CASCADE
 
 TABLE = Table(
@@ -55,8 +55,8 @@ def test_a_damaged_or_foreign_part_is_left_out_and_noted(part: dict, tmp_path: P
     (tmp_path / "student.safetensors").write_bytes(b"weights")
     write_parts(tmp_path, "b", [TABLE])
     file = tmp_path / "tables" / "b.json"
-    good = json.loads(file.read_text())
-    (tmp_path / "tables" / "a.json").write_text(json.dumps({**good, "parts": [part]}))
+    good = read_json(file)
+    write_json(tmp_path / "tables" / "a.json", {**good, "parts": [part]})
     run = RunRecords(tmp_path)
     assert [part.title for part in _results(Facts(run))] == ["Of <b>"]
     assert run.notes == ["tables/a.json can't be read"]

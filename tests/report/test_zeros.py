@@ -18,9 +18,10 @@ from kd.report.facts import Facts
 from kd.report.html import _drawn, write_comparison, write_report
 from kd.report.ratio import MOST, ratio, share, speedup, times, without
 from kd.report.records import PHASES, RunRecords, read_run
-from kd.report.rules import Explained, limits_of
+from kd.report.rules import Explained
 from kd.report.sections import PAGE, report
 from kd.report.step_facts import known_utilisation
+from tests._files import write_json
 
 VALUES = (0, 0.0, 1, 2.5, 100.0, 1e-12, 1e9)
 STEPS = 40
@@ -90,7 +91,7 @@ def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
     mixed = {"kind": "classification", "pictures": 0, "score": "accuracy", "ece": {"student": 0.0}, "reliability": {},
              "per_class": [{"name": "a", "count": 0, "student": 0.0}],
              "confusions": [{"is": "a", "called": "b", "student": 0, "teacher": 0}]}  # fmt: skip
-    (folder / "fidelity.json").write_text(json.dumps(mixed))
+    write_json(folder / "fidelity.json", mixed)
     losses = "".join(
         f"{number // 5},{number},{draw.choice(('0', 'nan', '1e30'))},0.0\n"
         for number in range(steps)
@@ -100,7 +101,7 @@ def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
     student = {"arch": "s", "params": 0, "val": val, "best_val": {"acc1": 0.0, "epoch": 0}}
     summary = {"status": draw.choice(("done", "failed")), "student": student, "epochs": 0, "world_size": 0,
                "teacher": {"arch": "t", "params": 0, "val": val}, "error": ""}  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary))
+    write_json(folder / "summary.json", summary)
     return folder
 
 
@@ -181,17 +182,6 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
     assert {section["kind"] for section in sections} >= set(kinds) - {"heat"}
     (notes,) = [section["notes"] for section in sections if section["kind"] == "notes"]
     assert notes == ["section cores can't be worked out: ZeroDivisionError: division by zero"]
-
-
-def test_a_step_that_is_all_of_one_phase_has_a_bounded_gain() -> None:
-    for name in PHASES:
-        run = RunRecords(
-            Path(),
-            headers={0: {"rank": 0}},
-            totals={0: {"kind": "total", "steps": 50, "p": {name: 250.0}}},
-        )
-        found = limits_of(Facts(run))
-        assert found and all(limit.gain is None or limit.gain <= MOST for limit in found), name
 
 
 def test_a_gpu_that_reads_0_percent_is_unknown_and_not_idle() -> None:
