@@ -2,16 +2,14 @@
 
 import pytest
 
-from kd.cli import export_main
 from kd.commands.export import usage
 from kd.ship.export.base import FORMATS, OTHERS, find_format, formats_with
-from tests._helpers import ROOT
+from tests._helpers import ROOT, Refusal
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "TensorRT", "TFLite"])
-def test_a_name_of_another_program_or_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert export_main(["runs/none", f"to={name}"]) == 2
-    message = capsys.readouterr().err
+def test_a_name_of_another_program_or_file(name: str, refusal: Refusal) -> None:
+    message = refusal("export", ["runs/none", f"to={name}"])
     assert f"to: no format '{name}': {OTHERS[name.lower()]}" in message
     assert name not in FORMATS
     assert any(f"to={known}" in message for known in FORMATS)

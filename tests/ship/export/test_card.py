@@ -1,6 +1,5 @@
 """kd-card: Markdown that the hub's own library reads, from what a run's folder holds."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,21 +7,24 @@ import pytest
 from huggingface_hub import ModelCard
 
 from kd.cli import main
+from tests._files import read_json, write_json
+from tests._helpers import Refusal
+from tests._runs import summary_of
 
 
 def test_a_card_of_a_run(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    fidelity = json.loads((run / "fidelity.json").read_text())
+    fidelity = read_json(run / "fidelity.json")
     fidelity["per_class"][0]["name"] = "a | b <script>"
-    (run / "fidelity.json").write_text(json.dumps(fidelity))
+    write_json(run / "fidelity.json", fidelity)
     assert main("card", [str(run), "license=apache-2.0", "teacher_license=mit"]) == 0
     assert "kd-card: data_license= not given" in capsys.readouterr().err
     text = (run / "README.md").read_text()
     card = ModelCard(text)
-    best = json.loads((run / "summary.json").read_text())["student"]["best_val"]
+    best = summary_of(run)["student"]["best_val"]
     assert (card.data.license, card.data.pipeline_tag, card.data.library_name) == (
         "apache-2.0", "image-classification", "timm"
     )  # fmt: skip
@@ -37,13 +39,3 @@ def test_a_card_of_a_run(
         assert part in text
     assert "a \\| b \\<script\\>" in text and f"{fidelity['agreement']:.1%}" in text
     assert "| teacher | mit |" in text and "| training pictures | not stated |" in text
-    assert main("card", [str(run), "licence=mit"]) == 2
-    assert (
-        "no key 'licence' (it takes license=, teacher_license=, data_license=, out=)"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("card", [str(tmp_path)]) == 2
-    assert "is no finished run" in capsys.readouterr().err

@@ -1,46 +1,47 @@
 """Exports as public checkers read them."""
 
 import csv
-import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kd.cli import main
+from kd.ship.export.formats.cascade import BY_TEACHER
 from kd.ship.export.formats.onnx import open_model
 from kd.ship.export.formats.triton import config
 from kd.ship.export.manifest import ExportManifest
 
 
-@pytest.mark.parametrize(("task", "answer", "labels"), [
-    ("classification", (3,), "labels.txt"), ("segmentation", (3, 8, 8), ""), ("features", (5,), ""),
+@pytest.mark.parametrize(("task", "answer", "labels", "more"), [
+    ("classification", (3,), "labels.txt", ()), ("segmentation", (3, 8, 8), "", ()), ("features", (5,), "", ()),
+    ("classification", (3,), "labels.txt", ("cascade", "python", BY_TEACHER)),
 ])  # fmt: skip
 def test_triton_itself_reads_the_configuration(
-    task: str, answer: tuple[int, ...], labels: str
+    task: str, answer: tuple[int, ...], labels: str, more: tuple[Any, ...]
 ) -> None:
+    """By the message that the server parses it into."""
     pytest.importorskip("grpc")  # tritonclient.grpc raises a RuntimeError without it
     messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     text_format = pytest.importorskip("google.protobuf.text_format")
     classes = [] if task == "features" else ["r", "g", "b"]
-    manifest = ExportManifest(task, "x", classes, (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "triton")
-    found = text_format.Parse(config(manifest, answer), messages.ModelConfig())
-    assert found.name == "student" and found.backend == "onnxruntime" and found.max_batch_size > 1
-    (taken,), (given,) = found.input, found.output
-    assert (taken.name, taken.data_type, list(taken.dims)) == (
-        "pictures",
-        messages.TYPE_UINT8,
-        [8, 8, 3],
+    manifest = ExportManifest(task, "x", classes, (8, 6), 1.0, [0.0] * 3, [1.0] * 3, "triton")
+    found = text_format.Parse(config(manifest, answer, *more), messages.ModelConfig())
+    expected = more[:2] or ("student", "onnxruntime")
+    assert (found.name, found.backend, found.max_batch_size) == (*expected, 64)
+    assert more or found.dynamic_batching.max_queue_delay_microseconds == 2000
+    (taken,), (given, *others) = found.input, found.output
+    assert (taken.name, taken.data_type) == ("pictures", messages.TYPE_UINT8)
+    assert list(taken.dims) == [8, 6, 3]
+    assert (given.name, given.data_type) == ("answer", messages.TYPE_FP32)
+    assert (tuple(given.dims), given.label_filename) == (answer, labels)
+    assert [(other.name, list(other.dims)) for other in others] == (
+        [("by_teacher", [1])] if more else []
     )
-    assert (given.name, given.data_type, tuple(given.dims)) == (
-        "answer",
-        messages.TYPE_FP32,
-        answer,
-    )
-    assert given.label_filename == labels and math.prod(given.dims) > 0
 
 
 def test_the_servers_metrics_are_prometheus_own() -> None:

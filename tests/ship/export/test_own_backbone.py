@@ -1,6 +1,5 @@
 """A detector's backbone by a builder of one's own: distilled, and loaded by the package that it is from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from kd.cli import main
-from tests._helpers import draw_folder
-
-TEACHER = "embed_dim: 32, depth: 4, num_heads: 2"
+from tests._detectors import distil
+from tests._helpers import Refusal
+from tests._runs import summary_of
 
 
 class Stem(nn.Sequential):
@@ -74,16 +72,9 @@ class CSP:
         return model
 
 
-def distil(tmp_path: Path, builder: str, *items: str) -> int:
-    """``kd-train recipe=detector_backbone`` with a builder of this file, a small teacher and a few drawn pictures."""
-    data = draw_folder(tmp_path / "data", train=6, val=2)
-    return main("train", [
-        "recipe=detector_backbone", f"data.source.root={data}", f"runs_dir={tmp_path}", "preflight=warn",
-        f"model.student.builder=tests.ship.export.test_own_backbone.{builder}",
-        "model.teachers.dino.pretrained=false", f"model.teachers.dino.kwargs={{{TEACHER}}}",
-        "data.img_size=64", "model.student.img_size=64", "model.teachers.dino.img_size=56",
-        "trainer.max_steps=2", "data.batch_size=4", "data.num_workers=0", *items,
-    ])  # fmt: skip
+def by(builder: str) -> str:
+    """The word for a builder of this file."""
+    return f"model.student.builder=tests.ship.export.test_own_backbone.{builder}"
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
@@ -94,22 +85,21 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("form", ["tuple", "dict"])
 def test_a_builders_backbone_from_pictures_to_its_own_names(
-    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, tmp_path: Path, refusal: Refusal
 ) -> None:
-    assert distil(tmp_path, "Backbones", f"model.student.builder.form={form}") == 0
+    assert distil(tmp_path, by("Backbones"), f"model.student.builder.form={form}") == 0
     run = tmp_path / "detector_backbone" / "latest"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert {"stride8_loss", "stride16_loss", "stride32_loss"} <= set(summary["student"]["val"])
     Levels(form).load_state_dict(weights_of(run), strict=True)
-    assert main("export", [str(run), "to=backbone"]) == 2
-    assert "its tensors are in student.safetensors" in capsys.readouterr().err
+    assert "its tensors are in student.safetensors" in refusal("export", [str(run), "to=backbone"])
 
 
 def test_what_is_neither_features_nor_maps_is_refused_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taps = [f"model.taps.stride{s}.student=model.stem" for s in (8, 16, 32)]
-    assert distil(tmp_path, "Backbones", "model.student.builder.form=tokens", *taps) == 2
+    assert distil(tmp_path, by("Backbones"), "model.student.builder.form=tokens", *taps) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
         "kd-train: model.student: without a classifier Backbones gives numbers of shape (2, 4, 12) for two pictures, "
@@ -122,7 +112,7 @@ def test_a_yolos_backbone_in_its_own_code(tmp_path: Path) -> None:
     yolo9 = pytest.importorskip("libreyolo.models.yolo9.nn")
     from libreyolo import LibreYOLO9
 
-    assert distil(tmp_path, "CSP") == 0
+    assert distil(tmp_path, by("CSP")) == 0
     weights = weights_of(tmp_path / "detector_backbone" / "latest")
     student = yolo9.Backbone9("t").eval()
     student.load_state_dict(weights)

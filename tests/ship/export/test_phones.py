@@ -1,6 +1,5 @@
 """Formats for phones and small machines: ExecuTorch, LiteRT and CoreML, each by its own library."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from kd.cli import main
-from kd.errors import UserError, needs_extra
+from kd.errors import needs_extra
 from kd.run.open import open_run
 from kd.ship.export.base import find_format
-from tests._helpers import StopwatchHere, draw_folder, save_teacher, write_recipe
+from tests._files import read_json
+from tests._helpers import Refusal, StopwatchHere, draw_folder, refuses, save_teacher, write_recipe
+from tests._runs import run as trained
 
 MODULES = {"executorch": "executorch.exir", "litert": "litert_torch", "coreml": "coremltools"}
 """What each format needs, by its name, which is its extra's too."""
@@ -24,7 +25,7 @@ FILES = {"executorch": "model.pte", "litert": "model.tflite", "coreml": "model.m
 def export(run: Path, out: Path, *items: str) -> dict[str, Any]:
     """Exports to ``out``, which must succeed; the record of the comparison."""
     assert main("export", [str(run), *items, f"out={out}"]) == 0
-    records = json.loads((run / "export" / "export.json").read_text())
+    records = read_json(run / "export" / "export.json")
     del records["weights"]  # of which the file is
     return next(record for record in records.values() if Path(record["file"]).parent == out)
 
@@ -35,7 +36,7 @@ def test_it_agrees_with_the_student(finished: Path, to: str, tmp_path: Path) -> 
     record = export(finished, tmp_path / "out", f"to={to}")
     assert record["kept"] and record["agreement"] == 1.0 and record["max_difference"] < 0.1
     assert Path(record["file"]).name == FILES[to] and record["pictures"] == 16
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = read_json(tmp_path / "out" / "manifest.json")
     assert manifest["size"] == [40, 40] and manifest["layout"] == "nhwc"
     runs_here = to != "coreml"
     assert ("note" in record) == (not runs_here)
@@ -68,7 +69,7 @@ def test_int8_is_smaller_and_within_its_limit(finished: Path, to: str, tmp_path:
     weights = load_file(finished / "student.safetensors").values()
     linear_mb = sum(weight.nbytes for weight in weights if weight.ndim == 2) / 1e6
     assert float_record["size_mb"] - record["size_mb"] > 0.5 * linear_mb
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["int8"] is True
+    assert read_json(tmp_path / "out" / "manifest.json")["int8"] is True
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def convolutions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(
         root / "tiny.yaml", data, teacher, data__img_size=40, model__student=student
     )
-    assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    trained(recipe, "trainer.max_epochs=1")
     return root / "runs" / "tiny" / "000"
 
 
@@ -131,7 +132,7 @@ def test_it_is_timed(finished: Path, to: str, monkeypatch: pytest.MonkeyPatch) -
     assert main("export", [str(finished), f"to={to}"]) == 0
     items = [f"runtime={to}", "batch=1,9", "threads=1", "seconds=0.05"]
     assert main("latency", [str(finished), *items]) == 0
-    rows = json.loads((finished / "export" / "latency.json").read_text())["rows"]
+    rows = read_json(finished / "export" / "latency.json")["rows"]
     assert [(row["runtime"], row["batch"]) for row in rows] == [(to, 1), (to, 9)]
 
 
@@ -140,7 +141,7 @@ def test_a_file_that_is_none_is_refused(to: str, tmp_path: Path) -> None:
     pytest.importorskip(MODULES[to])
     file = tmp_path / FILES[to]
     file.write_bytes(b"not a model" * 100)
-    with pytest.raises(UserError, match=f"{file} is not a"):
+    with refuses(f"{file} is not a"):
         find_format(to).open(file)
 
 
@@ -157,38 +158,12 @@ def test_coremls_file_takes_an_image_and_gives_an_array(finished: Path, tmp_path
     assert numbers.dataType == kinds.ArrayFeatureType.FLOAT32
 
 
-@pytest.mark.parametrize(("to", "module"), MODULES.items())
+@pytest.mark.parametrize(("to", "module"), [*MODULES.items(), ("onnx", "onnx")])
 def test_a_missing_extra_is_named(
     finished: Path, to: str, module: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, module, None)
-    assert main("export", [str(finished), f"to={to}"]) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last == f"kd-export: to={to}: {needs_extra(to)}"
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (
-            ["to=executorch", "max_batch=4"],
-            "no key 'max_batch': a .pte file takes one picture at a time",
-        ),
-        (["to=onnx", "margin=1"], "no key 'margin': kd-eval RUN margin=POINTS certifies a model"),
-        (
-            ["to=coreml", "int8=true"],
-            "int8: to=coreml has no int8 (to=executorch, litert, onnx, openvino",
-        ),
-        (
-            ["to=litert", "fp16=true"],
-            "fp16: to=litert has no FP16 (to=coreml, onnx, openvino",
-        ),
-    ],
-)
-def test_mistakes_take_one_line(
-    finished: Path, items: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("export", [str(finished), *items]) == 2
-    text = capsys.readouterr().err.strip()
-    assert message in text and "\n" not in text
+    last = refusal("export", [str(finished), f"to={to}"]).strip().splitlines()[-1]
+    extra = "export" if to == "onnx" else to
+    assert last == f"kd-export: to={to}: {needs_extra(extra)}"

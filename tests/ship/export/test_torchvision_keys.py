@@ -15,7 +15,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from kd.cli import main
 from kd.ship.export.torchvision_keys import BODY, detector_body
-from tests._helpers import draw_folder
+from tests._detectors import distil
+from tests._runs import summary_of
 
 PICTURES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))]
 WHOLE = {"weights": None, "weights_backbone": None, "num_classes": 3}
@@ -87,17 +88,9 @@ def test_another_function_with_the_same_tensors_is_left_out() -> None:
 
 def test_the_recipe_from_pictures_to_a_detector(tmp_path: Path) -> None:
     """kd-train recipe=detector_backbone, kd-export to=backbone, torchvision's FasterRCNN: with a small teacher."""
-    data = draw_folder(tmp_path / "data", train=6, val=2)
-    small = "embed_dim: 32, depth: 4, num_heads: 2"
-    items = [
-        "recipe=detector_backbone", f"data.source.root={data}", f"runs_dir={tmp_path}", "preflight=warn",
-        "model.teachers.dino.pretrained=false", f"model.teachers.dino.kwargs={{{small}}}",
-        "data.img_size=56", "model.student.img_size=56", "model.teachers.dino.img_size=56",
-        "trainer.max_steps=2", "data.batch_size=4", "data.num_workers=0",
-    ]  # fmt: skip
-    assert main("train", items) == 0
+    assert distil(tmp_path) == 0
     run = tmp_path / "detector_backbone" / "latest"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert {"stride8_loss", "stride16_loss", "stride32_loss"} <= set(summary["student"]["val"])
     out = tmp_path / "backbone"
     assert main("export", [str(run), "to=backbone", f"out={out}"]) == 0

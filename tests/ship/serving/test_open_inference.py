@@ -4,8 +4,6 @@ import base64
 import io
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +24,7 @@ for package in (
 from kd.ship.export.manifest import ExportManifest  # noqa: E402
 from kd.ship.serving.bodies import Refused  # noqa: E402
 from kd.ship.serving.open_inference import InferenceRequest, metadata, read_request, respond  # noqa: E402
-from tests._serving import ABOUT, mean_colour, serving  # noqa: E402
+from tests._serving import ABOUT, ask, mean_colour, serving  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +49,11 @@ def png(*colour: int) -> bytes:
     return stream.getvalue()
 
 
-def tensor(values: np.ndarray, binary: bool, name: str = "pictures", kind: str = "") -> Any:
+def tensor(values: np.ndarray, binary: bool) -> Any:
     http = pytest.importorskip("tritonclient.http")
-    made = http.InferInput(
-        name, values.shape, kind or ("BYTES" if values.dtype == object else "UINT8")
-    )
+    kind = "BYTES" if values.dtype == object else "UINT8"
+    made = http.InferInput("pictures", values.shape, kind)
     return made.set_data_from_numpy(values, binary_data=binary)
-
-
-def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read() or b"null")
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def test_health_and_metadata(client: Any) -> None:
@@ -134,22 +122,8 @@ def test_the_public_client_is_told_why(client: Any) -> None:
         pytest.importorskip("tritonclient.utils"),
     )
     good = np.zeros((1, 8, 8, 3), np.uint8)
-    floats = np.zeros((1, 8, 8, 3), np.float32)
     for model, made, reason, status in [
         ("other", tensor(good, True), "no model 'other'", 404),
-        (
-            "student",
-            tensor(good, True, name="images"),
-            "inputs.0.name: Input should be 'pictures'",
-            400,
-        ),
-        (
-            "student",
-            tensor(floats, True, kind="FP32"),
-            "inputs.0.datatype: Input should be 'UINT8' or 'BYTES'",
-            400,
-        ),
-        ("student", tensor(good[0], True), "got UINT8 [8, 8, 3]", 400),
         (
             "student",
             tensor(np.zeros((9, 8, 8, 3), np.uint8), True),
@@ -192,6 +166,7 @@ PIXEL = {"name": "pictures", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data":
     ({"data": [1, 2]}, "has 3 elements, the data 2"), ({"data": [1, 2, 256]}, "from 0 to 255"),
     ({"data": [1, 2, 0.5]}, "from 0 to 255"), ({"data": [[1, 2], 3]}, "from 0 to 255"), ({"data": None}, "'data'"),
     ({"shape": [0, 1, 1, 3]}, "shape.0: "), ({"shape": [True, 1, 1, 3]}, "shape.0: "), ({"shape": 3}, "shape"),
+    ({"shape": [1, 1, 3]}, r"got UINT8 \[1, 1, 3\]"), ({"name": "images"}, "inputs.0.name: Input should be 'pictures'"),
     ({"shape": [1, 2**30, 2**30, 3]}, "elements"), ({"parameters": {"binary_data_size": 3}}, "0 bytes follow"),
     ({"parameters": []}, "parameters"), ({"datatype": "BYTES", "shape": [3]}, "base64"),
     ({"datatype": "BYTES", "shape": [1], "data": ["?"]}, "not base64"), ({"name": "\ud800"}, "inputs.0.name: "),
@@ -230,13 +205,6 @@ def test_binary_elements_must_fit() -> None:
             read_request(bytearray(head + raw), str(len(head)), ABOUT, 8)
 
 
-def test_nested_data_is_refused() -> None:
-    data = np.arange(12).reshape(2, 1, 2, 3).tolist()
-    body = json.dumps({"inputs": [PIXEL | {"shape": [2, 1, 2, 3], "data": data}]}).encode()
-    with pytest.raises(Refused, match="must be one list of whole numbers from 0 to 255"):
-        read_request(bytearray(body), None, ABOUT, 8)
-
-
 @pytest.mark.parametrize(("task", "numbers", "name", "kind", "data"), [
     ("segmentation", np.eye(2)[None, :, None, :], "mask", "UINT8", [0, 1]),
     ("features", np.array([[1.5, 2.0]]), "features", "FP32", [1.5, 2.0]),
@@ -258,18 +226,17 @@ def test_every_task_has_its_tensors(
 
 
 def test_unknown_paths_are_refused_in_json(port: int) -> None:
-    assert post(port, "/v2/nothing", b"") == (404, {"error": "Not Found"})
-    assert post(port, "/v2", b"") == (405, {"error": "Method Not Allowed"})
+    assert ask(port, "/v2/nothing", b"")[:2] == (404, b'{"error":"Not Found"}')
+    assert ask(port, "/v2", b"")[:2] == (405, b'{"error":"Method Not Allowed"}')
 
 
 def test_sagemaker_pings_and_invokes(port: int) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=60) as answer:
-        assert answer.status == 200
+    assert ask(port, "/ping")[0] == 200
     picture = png(200, 10, 20)
     bodies = [(picture, "image/png"), (picture, "application/x-image"),
               (json.dumps({"images": [base64.b64encode(picture).decode()]}).encode(), "application/json")]  # fmt: skip
     for body, kind in bodies:
-        status, found = post(port, "/invocations", body, **{"content-type": kind})
-        assert status == 200 and found["predictions"][0]["labels"][0]["label"] == "r", found
-    assert post(port, "/invocations", b"no picture", **{"content-type": "image/png"})[0] == 415
-    assert post(port, "/invocations", b"x", **{"content-type": "text/csv"})[0] == 415
+        status, found, _ = ask(port, "/invocations", body, kind)
+        assert status == 200 and json.loads(found)["predictions"][0]["labels"][0]["label"] == "r"
+    for body, kind in ((b"no picture", "image/png"), (b"x", "text/csv")):
+        assert ask(port, "/invocations", body, kind)[0] == 415

@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +28,8 @@ from kd.errors import UserError
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
-from tests._helpers import ROOT
-from tests._serving import serving
+from tests._helpers import ROOT, Refusal
+from tests._serving import ask, serving
 
 for package in (
     "starlette",
@@ -44,19 +42,6 @@ for package in (
     pytest.importorskip(package)
 
 BOUNDARY = "----kd"
-
-
-def ask(
-    port: int, path: str, body: bytes | None = None, kind: str = "", method: str | None = None
-) -> tuple[int, bytes, dict]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", body, {"content-type": kind}, method=method
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read(), dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(), dict(error.headers)
 
 
 def form(*pictures: bytes) -> tuple[bytes, str]:
@@ -170,6 +155,8 @@ def test_what_is_refused_leaves_the_server_alive(port: int, files: list[Path]) -
         (400, b"--wrong\r\n\r\n", f"multipart/form-data; boundary={BOUNDARY}"),
         (400, b"x", "multipart/form-data"),
         (400, b"{", "application/json"),
+        (400, b"{}", "application/json"),
+        (400, b'{"images": []}', "application/json"),
         (400, b'{"images": "abc"}', "application/json"),
         (400, b'{"images": ["%%%"]}', "application/json"),
         (400, b"[" * 100_000, "application/json"),
@@ -257,49 +244,20 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
         assert process.stdout.read() == "kd-serve: stopped\n"
 
 
-def test_mistakes_take_one_line(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_can_not_be_served_is_reported_before_the_export(
+    finished: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        cases = [
-            (
-                [str(finished), f"port={taken.getsockname()[1]}"],
-                "can't be used: Address already in use",
-            ),
-            ([str(finished), "queue=0"], "queue: must be >= 1, got 0"),
-            ([str(finished), "ports=1"], "no key 'ports'"),
-            ([str(tmp_path)], "neither a finished run nor an ONNX export was found"),
-        ]
-        for items, message in cases:
-            assert main("serve", items) == 2
-            told = capsys.readouterr().err.strip()
-            assert message in told and "\n" not in told
-    (tmp_path / "model.onnx").write_bytes(b"no model")
-    assert main("serve", [str(tmp_path), "port=0"]) == 2
-    assert "is not a readable ONNX model" in capsys.readouterr().err
-
-
-def test_a_port_in_use_is_reported_before_the_export(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """A port in use, and a teacher whose weights are gone."""
     run = tmp_path / "run"
     shutil.copytree(finished, run, ignore=shutil.ignore_patterns("export"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main("serve", [str(run), f"port={taken.getsockname()[1]}"]) == 2
-    assert "can't be used: Address already in use" in capsys.readouterr().err
-    assert not (run / "export").exists()
-
-
-def test_a_teacher_that_is_not_there_is_reported_before_the_export(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("export"))
+        told = refusal("serve", [str(run), f"port={taken.getsockname()[1]}"])
+    assert "can't be used: Address already in use" in told
     config = run / "config.yaml"
     teacher = finished.parents[2] / "teacher.safetensors"
     config.write_text(config.read_text().replace(str(teacher), str(tmp_path / "gone.safetensors")))
-    assert main("serve", [str(run), "teacher=true", "port=0"]) == 2
-    assert "has no teacher with a classifier that can be run here" in capsys.readouterr().err
+    told = refusal("serve", [str(run), "teacher=true", "port=0"])
+    assert "has no teacher with a classifier that can be run here" in told
     assert not (run / "export").exists()
 
 
@@ -319,14 +277,6 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
     assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
     assert found.overrides == ["data.seed=1"]
     assert (options.to, options.int8) == ("onnx", True)
-
-
-def test_an_empty_host_is_not_any_address(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"no model")
-    assert main("serve", [str(tmp_path), "port=0", "host="]) == 2
-    assert "host: must not be empty" in capsys.readouterr().err
 
 
 def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
