@@ -1,11 +1,10 @@
 """Teachers of a user's own."""
 
-import pytest
 import torch
 
-from kd.errors import UserError
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import OwnTeacher
+from tests._helpers import refuses
 
 
 class Constant:
@@ -27,7 +26,5 @@ def test_a_teacher_of_ones_own_gives_a_row_for_each_picture() -> None:
     answer = own.answer(batch, Wanted())  # type: ignore[arg-type]
     assert (answer.logits[ALL].shape, answer.logits[ALL].dtype) == ((4, 3), torch.float32)
     assert own.identity() == {"arch": "Constant", "weights": "1"}
-    with pytest.raises(
-        UserError, match=r"model.teacher: Constant.answer must give .* a row for each picture"
-    ):
+    with refuses(r"model.teacher: Constant.answer must give .* a row for each picture"):
         OwnTeacher(Constant(3)).answer(batch, Wanted())  # type: ignore[arg-type]

@@ -14,10 +14,9 @@ import pytest
 from PIL import Image
 
 from kd.cli import main
-from kd.errors import UserError
 from kd.settings import AskSettings
 from kd.teachers.chat import Chat
-from tests._helpers import CLASSES, write_recipe
+from tests._helpers import CLASSES, refuses, write_recipe
 from tests._http import Handler, http_server
 from tests._runs import run, summary_of
 
@@ -102,21 +101,21 @@ def test_what_is_no_answer_is_one_line(endpoint: Any, monkeypatch: pytest.Monkey
     asked.logits_of(views_of(0))
     assert "(2 repeated)" in asked.spent()
     endpoint.choose = lambda picture, classes: {"I": 0.9, "Sorry": 0.1}
-    with pytest.raises(UserError, match="answers no letter of a class, but 'I', 'Sorry'"):
+    with refuses("answers no letter of a class, but 'I', 'Sorry'"):
         asked.logits_of(views_of(9))
     endpoint.choose = lambda picture, classes: {"A": 2.0}
-    with pytest.raises(UserError, match="as the logarithm of a probability"):
+    with refuses("as the logarithm of a probability"):
         asked.logits_of(views_of(9))
     endpoint.failures = [401]
-    with pytest.raises(UserError, match="can't be asked: 401"):
+    with refuses("can't be asked: 401"):
         asked.logits_of(views_of(9))
-    with pytest.raises(UserError, match="budget of 3 pictures is used up"):
+    with refuses("budget of 3 pictures is used up"):
         asked.logits_of(views_of(1, 2, 3, 4))
-    with pytest.raises(UserError, match="the environment has no variable NOT_SET"):
+    with refuses("the environment has no variable NOT_SET"):
         chat(endpoint, key="NOT_SET")
-    with pytest.raises(UserError, match="one letter of 52, the data has 81 classes"):
+    with refuses("one letter of 52, the data has 81 classes"):
         Chat(endpoint.url, AskSettings(model="eyes")).connect(["a"] * 81)
-    with pytest.raises(UserError, match="from.prompt: must hold {classes}"):
+    with refuses("from.prompt: must hold {classes}"):
         Chat(endpoint.url, AskSettings(model="eyes", prompt="What is it?"))
 
 
@@ -124,7 +123,7 @@ def test_letters_without_any_probability_are_no_answer() -> None:
     """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
     asked = Chat("http://127.0.0.1:1/v1/chat/completions", AskSettings(model="eyes"))
     asked.connect(["apple", "bread"])
-    with pytest.raises(UserError, match="no letter of a class, but 'The'$"):
+    with refuses("no letter of a class, but 'The'$"):
         asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
 
 

@@ -1,12 +1,11 @@
 """Frozen teachers: precision and classifier."""
 
-import pytest
 import timm
 import torch
 
-from kd.errors import UserError
 from kd.models import Preprocess
 from kd.teachers.frozen import FrozenTeacher, dtype_for
+from tests._helpers import refuses
 
 
 def test_a_teacher_stays_in_the_precision_of_the_training() -> None:
@@ -28,7 +27,7 @@ def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precis
         torch.device("cpu"), torch.bfloat16
     )
     assert teacher(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)).shape == (4, 3)
-    with pytest.raises(UserError, match="has no single classifier"):
+    with refuses("has no single classifier"):
         teacher.classifier()
 
 
@@ -67,5 +66,5 @@ def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes() -> No
     teacher = FrozenTeacher(
         model, Preprocess(224, (0.5,) * 3, (0.5,) * 3), columns=torch.tensor([2, 0])
     )
-    with pytest.raises(UserError, match=r"^model.teacher: .* has no single classifier$"):
+    with refuses(r"^model.teacher: .* has no single classifier$"):
         teacher.in_the_datas_classes()

@@ -1,6 +1,8 @@
 """A teacher's input and outputs against what its weights say: another mean, std or size; a softmax at its end."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -9,11 +11,10 @@ from torch import nn
 
 import kd
 import kd.tasks
-from kd.cli import train_main
 from kd.models import TeacherSpec, preprocess_for
 from kd.teachers import build_teacher
 from tests._good_teacher import recipe_of_a_good_teacher
-from tests._helpers import ARCH, CLASSES, TINY, WITHOUT_TEACHER, tiny_vit
+from tests._helpers import ARCH, CLASSES, TINY, WITHOUT_TEACHER, Prints, tiny_vit
 
 MOMENTS = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]"}
 
@@ -34,19 +35,17 @@ def named(good: Path) -> Path:
 def test_a_wrong_mean_and_std_are_reported(
     good: Path,
     named: Path,
-    capsys: pytest.CaptureFixture[str],
+    prints: Prints,
 ) -> None:
     items = [
         f"recipe={good}",
         "trainer.max_epochs=1",
         "preflight=warn",
     ]
-    assert train_main(items) == 0
-    right = capsys.readouterr().out
+    right = prints("train", items)
     assert "was trained with" not in right
     wrong = ["model.teacher.mean=[0.9,0.1,0.9]", "model.teacher.std=[0.02,2,0.05]"]
-    assert train_main([*items, *wrong]) == 0
-    report = capsys.readouterr().out
+    report = prints("train", [*items, *wrong])
     assert (
         "model.teacher.mean=[0.9,0.1,0.9], not [0.5,0.5,0.5]; model.teacher.std=[0.02,2,0.05], not"
         in report
@@ -64,36 +63,51 @@ def test_another_size_is_reported(named: Path, capsys: pytest.CaptureFixture[str
 # -- probabilities --------
 
 
-class Softmaxed(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
+class Ended(nn.Module):
+    """A model with a function at its end."""
+
+    def __init__(self, model: nn.Module, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.end = model, end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x).softmax(1)
+        return self.end(self.model(x))
 
 
-@pytest.mark.parametrize("several", [False, True])
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("several", "end", "task", "target"),
+    [
+        (False, softmax, None, torch.arange(6) % 4),
+        (True, softmax, None, torch.arange(6) % 4),
+        (False, torch.sigmoid, kd.tasks.MultiLabel(4), torch.ones(6, 4)),
+    ],
+)
 def test_probabilities_teach_as_the_logits_that_they_are_made_of(
-    several: bool, capsys: pytest.CaptureFixture[str]
+    several: bool, end: Any, task: Any, target: torch.Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures, target = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
+    """A softmax of classes, and a sigmoid of each of several labels."""
     losses = []
-    for wrap in (lambda model: model, Softmaxed):
+    for function in (None, end):
         torch.manual_seed(0)
-        teacher = wrap(tiny_vit(seed=1))
-        step = kd.Distillation(
-            tiny_vit(seed=2), {"a": teacher, "b": teacher} if several else teacher
-        )
-        losses.append(step(pictures, target).named["kd_loss"])
+        plain = tiny_vit(seed=4)
+        teacher = plain if function is None else Ended(plain, function)
+        taught = {"a": teacher, "b": teacher} if several else teacher
+        step = kd.Distillation(tiny_vit(seed=2), taught, task=task)
+        losses.append(step(torch.rand(6, 3, 32, 32), target).named["kd_loss"])
         report = capsys.readouterr().out
-        assert ("gives probabilities, not logits" in report) == (wrap is Softmaxed)
-    torch.testing.assert_close(losses[0], losses[1])
+        assert ("gives probabilities, not logits" in report) == (function is end)
+        assert ("their log-odds" in report) == (function is torch.sigmoid)
+    close = (1.3e-6, 1e-5) if end is softmax else (1e-4, 1e-5)
+    torch.testing.assert_close(losses[0], losses[1], rtol=close[0], atol=close[1])
 
 
 def test_numbers_and_labels_of_their_own_are_no_probabilities() -> None:
     """Shares that add up to 1 are a fine target of a regression, and are left alone."""
-    teacher = Softmaxed(tiny_vit(num_classes=2, seed=1))
+    teacher = Ended(tiny_vit(num_classes=2, seed=1), softmax)
     pictures, target = torch.rand(4, 3, 32, 32), torch.rand(4, 2)
     step = kd.Distillation(tiny_vit(num_classes=2, seed=2), teacher, task=kd.Regression(2))
     step(pictures, target)
@@ -134,35 +148,10 @@ def test_a_timm_model_is_fed_pictures_of_the_size_it_was_built_for(arch: str) ->
     assert step(pictures, torch.tensor([0, 1])).total > 0
 
 
-class Sigmoids(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x).sigmoid()
-
-
-def test_sigmoids_of_several_labels_teach_as_their_logits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pictures, target = torch.rand(6, 3, 32, 32), torch.ones(6, 4)
-    losses = []
-    for wrap in (lambda model: model, Sigmoids):
-        torch.manual_seed(0)
-        step = kd.Distillation(
-            tiny_vit(seed=2), wrap(tiny_vit(seed=1)), task=kd.tasks.MultiLabel(4)
-        )
-        losses.append(step(pictures, target).named["kd_loss"])
-        report = capsys.readouterr().out
-        assert ("gives probabilities, not logits: their log-odds" in report) == (wrap is Sigmoids)
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
-
-
 def test_a_students_own_mean_beside_its_files_gets_a_line(
     good: Path,
     named: Path,
-    capsys: pytest.CaptureFixture[str],
+    prints: Prints,
 ) -> None:
     items = [
         f"recipe={good}",
@@ -173,5 +162,4 @@ def test_a_students_own_mean_beside_its_files_gets_a_line(
     ]
     line = "model.student.mean=[0.1,0.1,0.1], not [0.5,0.5,0.5] as"
     for changes in ([], ["model.student.mean=[0.1,0.1,0.1]"]):
-        assert train_main([*items, *changes]) == 0
-        assert (line in capsys.readouterr().out) == bool(changes)
+        assert (line in prints("train", [*items, *changes])) == bool(changes)

@@ -1,6 +1,5 @@
 """A teacher is two methods: a class of tests/_teacher.py trains, is refused in one line, and is cached."""
 
-import json
 import os
 import re
 import shlex
@@ -18,12 +17,13 @@ import kd
 from kd.cli import main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
-from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss, SimKDLoss
 from kd.models import TapSpec, TeacherSpec, preprocess_for
 from kd.teachers import Answer, OwnTeacher, Teacher, build_teacher
 from kd.teachers.answer import Wanted
-from tests._helpers import CLASSES, ROOT, draw_folder, tiny_vit, write_recipe
+from tests._files import read_json
+from tests._helpers import CLASSES, ROOT, draw_folder, refuses, tiny_vit, write_recipe
+from tests._runs import run as trained
 from tests._runs import summary_of
 from tests._teacher import Bright
 
@@ -78,7 +78,7 @@ def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None
 def test_losses_over_features_are_refused_in_one_line(
     losses: dict, more: dict, reason: str
 ) -> None:
-    with pytest.raises(UserError, match=reason) as caught:
+    with refuses(reason) as caught:
         module(Bright(), losses, **more)
     assert "\n" not in str(caught.value)
 
@@ -89,7 +89,7 @@ class Silent(Bright):
 
 
 def test_what_is_no_answer_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"Silent.answer must give kd.teachers.Answer") as caught:
+    with refuses(r"Silent.answer must give kd.teachers.Answer") as caught:
         OwnTeacher(Silent())(IMAGES)
     assert "\n" not in str(caught.value)
 
@@ -137,7 +137,7 @@ def page_run(pictures: Path, tmp_path: Path) -> Callable[[str], subprocess.Compl
 def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
     done = page_run()
     assert done.returncode == 0, done.stderr[-3000:]
-    summary = json.loads((tmp_path / "runs/tiny/000/summary.json").read_text())
+    summary = read_json(tmp_path / "runs/tiny/000/summary.json")
     assert summary["teacher"]["arch"] == "Colours"
     assert summary["student"]["val"]["agreement"] >= 0
     assert "scale: 20" in (tmp_path / "runs/tiny/000/config.yaml").read_text()
@@ -185,7 +185,7 @@ def test_a_class_answers_after_the_training_too(
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "own.yaml", pictures, None, model__distill_losses=losses)
     answers = "model.teacher.answers=tests._teacher.Named"
-    assert train_main([f"recipe={recipe}", answers, "trainer.max_epochs=1"]) == 0
+    trained(recipe, answers, "trainer.max_epochs=1")
     run = str(tmp_path / "runs" / "tiny" / "000")
     others = draw_folder(tmp_path / "others", train=1, val=60) / "val"
     assert main("eval", [run, f"folder={others}", "margin=5"]) == 0

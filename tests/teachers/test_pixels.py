@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from kd.cli import cache_main, train_main
+from kd.cli import cache_main
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.samples import PictureSet
@@ -27,9 +27,8 @@ from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore, Kind
 from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, CachedViews, Reading
-from tests._forks import run_ranks
-from tests._helpers import draw_folder
-from tests._runs import assert_same, callback, losses, run, run_folders, student_of, summary_of
+from tests._helpers import Prints, draw_folder
+from tests._runs import assert_same, losses, run, student_of, summary_of
 
 SIZE, VIEWS = (32, 32), 2
 JITTER = "data.augment.color_jitter=0.3"
@@ -144,18 +143,14 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, picture
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
-)
 def test_training_is_the_same_to_the_last_bit(
     recipe: Path,
     cache: list[str],
-    extra: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever made."""
-    items = [*cache, *extra, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
+    items = [*cache, *MIX, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
     plain = run(recipe, *items)
     calls = made(monkeypatch)
     pixels = run(recipe, *items, "model.teacher.cache_pixels=true")
@@ -163,45 +158,6 @@ def test_training_is_the_same_to_the_last_bit(
     assert losses(plain) == losses(pixels)
     assert_same(student_of(plain), student_of(pixels))
     assert len(list((tmp_path / "answers").glob("pixels-*/view-*.bin"))) == 2
-
-
-@pytest.mark.slow
-def test_a_run_resumes_in_the_middle_of_a_pixels_cache(
-    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in its first epoch, with half of a view kept; no view is made twice, and the run learns the same."""
-    items = [*cache, *MIX, JITTER, "trainer.max_epochs=3", "trainer.limit_val_batches=0"]
-    whole = run(recipe, *items, f"{cache[1]}-plain")
-    calls = made(monkeypatch)
-    stop = callback("tests._stop.FailAtStep", step=3)
-    given = [
-        *items,
-        "model.teacher.cache_pixels=true",
-        stop,
-        "checkpoint.every_n_steps=1",
-    ]
-    assert train_main([f"recipe={recipe}", *given]) == 1
-    assert len(calls) == 48 + 4 * 8  # what the cache's rounding is measured on, and four batches
-    part = run_folders(recipe)[-1]
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
-    assert len(calls) == 48 + 2 * 48
-    assert losses(part) == losses(whole)
-    assert_same(student_of(part), student_of(whole))
-
-
-@pytest.mark.slow
-def test_two_processes_fill_pixels_that_one_reads(
-    recipe: Path, cache: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under DDP, with loader processes: each makes the views of its own batches, into the same files."""
-    items = [*cache, *MIX, JITTER, "model.teacher.cache_pixels=true", "trainer.limit_val_batches=0"]
-    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "data.num_workers=1", *items],
-              tmp_path / "log")  # fmt: skip
-    calls = made(monkeypatch)
-    one = run(recipe, *items, "model.teacher.cache=only")
-    assert not calls
-    plain = run(recipe, *items, "model.teacher.cache_pixels=false")
-    assert losses(one) == losses(plain)
 
 
 def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
@@ -258,12 +214,15 @@ def test_kd_cache_fills_and_describes_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    prints: Prints,
 ) -> None:
-    items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=true"]
-    assert cache_main(items) == 0
-    assert "0.3 MB of them are the views' pixels" in capsys.readouterr().out
-    assert cache_main(["--describe", str(tmp_path / "answers"), *items]) == 0
-    said = capsys.readouterr().out
+    answers = [f"recipe={recipe}", *cache]
+    items = [*answers, "model.teacher.cache_pixels=true"]
+    assert cache_main(answers) == 0
+    assert cache_main(["--describe", str(tmp_path / "answers"), *items]) == 1
+    assert "model.teacher: pixels: does not fit: " in capsys.readouterr().out
+    assert "0.3 MB of them are the views' pixels" in prints("cache", items)
+    said = prints("cache", ["--describe", str(tmp_path / "answers"), *items])
     assert ": 2 view(s), 100% filled, 0.3 MB\n" in said
     assert 'answers: format "pixels", masks false' in said
     assert "model.teacher: pixels: fits" in said
@@ -278,47 +237,12 @@ def test_kd_cache_fills_and_describes_them(
     assert not calls
 
 
-def test_a_cache_without_pixels_does_not_fit_a_recipe_that_stores_them(
-    recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    items = [f"recipe={recipe}", *cache]
-    assert cache_main(items) == 0
-    place = ["--describe", str(tmp_path / "answers"), *items]
-    assert cache_main([*place, "model.teacher.cache_pixels=true"]) == 1
-    assert "model.teacher: pixels: does not fit: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("items", "message"), [
-    (["model.teacher.cache_pixels=true", "model.teacher.cache_gb=0.0001"],
-     "model.teacher.cache_gb: 2 view(s) of 48 pictures need 0.000297 GB, "
-     "got 0.0001"),
-    (["model.teacher.cache_pixels=true", "data.engine=device"],
-     "model.teacher.cache_pixels: needs data.engine=torch, got device"),
-    (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
-])  # fmt: skip
-def test_what_can_not_be_kept_is_refused(
-    recipe: Path,
-    cache: list[str],
-    tmp_path: Path,
-    items: list[str],
-    message: str,
-    refusal,
-) -> None:
-    said = refusal("train", [f"recipe={recipe}", *cache, *items]).strip().splitlines()
-    assert message in said[-1]
-    assert not (tmp_path / "answers").exists()
-    assert not (tmp_path / "runs").exists()
-
-
 def test_pixels_without_a_cache_or_room_are_refused(
     recipe: Path,
     tmp_path: Path,
     refusal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "model.teacher.cache_pixels: True has no effect with model.teacher.cache" in refusal(
-        "train", [f"recipe={recipe}", "model.teacher.cache_pixels=true"]
-    )
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100_000))
     items = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
     said = (
