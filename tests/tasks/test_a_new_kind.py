@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from kd.cli import eval_main, export_main, predict_main, train_main
-from tests._helpers import ARCH, TINY, draw_folder, write_recipe
+from tests._files import read_json
+from tests._helpers import ARCH, TINY, Refusal, draw_folder, write_recipe
+from tests._runs import summary_of
 
 TRUST = "trust=tests._numbers"
 
@@ -44,7 +46,7 @@ def run(recipe: Path) -> Path:
 
 
 def test_it_trains_and_validates(run: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert set(summary["student"]["best_val"]) == {"r2", "mae", "epoch", "step"}
     assert summary["teacher"]["val"]["r2"] > 0.5
     assert summary["student"]["best_val"]["r2"] > 0
@@ -54,8 +56,8 @@ def test_it_trains_and_validates(run: Path) -> None:
 
 def test_it_is_evaluated(run: Path) -> None:
     assert eval_main([str(run), TRUST]) == 0
-    found = json.loads((run / "eval_val.json").read_text())
-    trained = json.loads((run / "summary.json").read_text())
+    found = read_json(run / "eval_val.json")
+    trained = summary_of(run)
     assert found["student"]["r2"] == pytest.approx(trained["student"]["best_val"]["r2"], abs=0.02)
     assert "fidelity" not in found
 
@@ -75,10 +77,10 @@ def test_it_is_exported_and_the_export_answers_in_numbers(run: Path) -> None:
 
     pytest.importorskip("onnxruntime")
     assert export_main([str(run), "to=onnx", TRUST]) == 0
-    manifest = manifest_of(json.loads((run / "export" / "onnx" / FILE).read_text()))
+    manifest = manifest_of(read_json(run / "export" / "onnx" / FILE))
     assert (manifest.task, manifest.classes) == ("numbers", ["red", "green"])
     assert answer(np.array([0.25, 0.5]), manifest, 5) == {"numbers": {"red": 0.25, "green": 0.5}}
-    kept = json.loads((run / "export" / "export.json").read_text())["onnx"]
+    kept = read_json(run / "export" / "export.json")["onnx"]
     assert kept["kept"] and kept["metric"] == "r2"
 
 
@@ -94,7 +96,6 @@ def test_it_is_exported_and_the_export_answers_in_numbers(run: Path) -> None:
     ],
 )
 def test_what_is_not_defined_for_it_is_refused(
-    recipe: Path, given: str, reason: str, capsys
+    recipe: Path, given: str, reason: str, refusal: Refusal
 ) -> None:
-    assert train_main([f"recipe={recipe}", TRUST, given]) == 2
-    assert reason in capsys.readouterr().err
+    assert reason in refusal("train", [f"recipe={recipe}", TRUST, given])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from kd.cli import train_main
 from kd.tasks import MultiLabel, Regression, features
 from kd.tasks.features import (
     knn_accuracy,
@@ -16,7 +15,8 @@ from kd.tasks.features import (
     ridge_classifier,
     starting_classifier,
 )
-from tests._helpers import ARCH, TINY, save_teacher, write_recipe
+from tests._files import read_json
+from tests._helpers import ARCH, TINY, Prints, save_teacher, write_recipe
 
 
 def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
@@ -145,7 +145,7 @@ def test_the_first_weights_for_labels_say_yes_above_a_half_by_leaving_each_pictu
 
 
 def test_a_run_begins_with_the_first_weights_for_numbers(
-    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pictures: Path, prints: Prints
 ) -> None:
     rows = ["path,brightness"]
     for i, path in enumerate(sorted((pictures / "train").rglob("*.jpg"))):
@@ -156,7 +156,6 @@ def test_a_run_begins_with_the_first_weights_for_numbers(
     student = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(backbone)}
     words = [f"recipe={recipe}", f"data.source={tmp_path / 'numbers.csv'}"]
     words += ["data.source.targets=brightness", f"model.student={json.dumps(student)}", "optim.lr=1e-9"]  # fmt: skip
-    assert train_main(words) == 0
-    assert "starts as a ridge regression" in capsys.readouterr().out
-    summary = json.loads((tmp_path / "runs/tiny/000/summary.json").read_text())
+    assert "starts as a ridge regression" in prints("train", words)
+    summary = read_json(tmp_path / "runs/tiny/000/summary.json")
     assert summary["student"]["val"]["rmse"] < 30  # in units: 1000 to 1040

@@ -1,6 +1,5 @@
 """Agreement, divergence, calibration, classes and confusions, against NumPy written from the definitions."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,10 @@ from torchmetrics.functional.classification import (
 
 from kd.cli import main
 from kd.tasks.fidelity import Fidelity, KeptLogits
-from tests._helpers import CLASSES
+from tests._files import read_json
+from tests._helpers import CLASSES, Prints
+from tests._runs import run as trained
+from tests._runs import summary_of
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -148,23 +150,27 @@ def test_kept_logits_end_at_their_limit() -> None:
 
 
 def test_logits_that_do_not_fit_are_reported(
-    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path, prints: Prints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 21,841 classes 12,290 validation pictures fill what a process keeps."""
     monkeypatch.setattr("kd.callbacks.preflight.MOST_LOGITS", 100)
     for words in ([], ["preflight=off"]):
-        assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1", *words]) == 0
-        assert capsys.readouterr().out.count("so val/kl is not measured") == 1
+        assert (
+            prints("train", [f"recipe={recipe}", "trainer.max_epochs=1", *words]).count(
+                "so val/kl is not measured"
+            )
+            == 1
+        )
 
 
 def test_a_run_says_how_faithful_its_best_student_is(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run's own file, from passes it makes anyway, and kd-eval's over the exported weights tell the same."""
-    assert main("train", [f"recipe={recipe}", "trainer.precision=32-true"]) == 0
+    trained(recipe, "trainer.precision=32-true")
     run = recipe.parent / "runs" / "tiny" / "000"
-    own = json.loads((run / "fidelity.json").read_text())
-    best = json.loads((run / "summary.json").read_text())["student"]["best_val"]
+    own = read_json(run / "fidelity.json")
+    best = summary_of(run)["student"]["best_val"]
     assert own["agreement"] == pytest.approx(best["agreement"], abs=1e-6) and own["pictures"] == 16
     right = sum(row["student"] * row["count"] for row in own["per_class"]) / 16
     assert right == pytest.approx(best["acc1"], abs=1e-6)
@@ -172,7 +178,7 @@ def test_a_run_says_how_faithful_its_best_student_is(
     example = (own["examples"].get("lost") or own["examples"]["both_wrong"])[0]
     assert example["image"].startswith("data:image/jpeg;base64,") and example["truth"][0] in CLASSES
     assert main("eval", [str(run)]) == 0
-    found = json.loads((run / "eval_val.json").read_text())
+    found = read_json(run / "eval_val.json")
     for key in ("agreement", "kl"):
         assert found["fidelity"][key] == pytest.approx(
             own[key], abs=2e-3

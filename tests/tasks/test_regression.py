@@ -13,8 +13,6 @@ from PIL import Image
 from torchmetrics import MeanAbsoluteError, R2Score
 
 from kd.cli import eval_main, export_main, predict_main, train_main
-from kd.data.sources import Manifest
-from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.numbers import RegressionKDLoss
 from kd.models.output_scale import scale_output, unit_output
@@ -23,7 +21,9 @@ from kd.tasks import Classification
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.regression import Regression
-from tests._helpers import ARCH, TINY, draw_folder, write_recipe
+from tests._files import read_json
+from tests._helpers import ARCH, TINY, Prints, Refusal, draw_folder, write_recipe
+from tests._runs import summary_of
 
 NAN = math.nan
 OF_RED = 1e6
@@ -158,31 +158,6 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("text", "targets", "reason"),
-    [
-        (
-            "path,red\na.png,1",
-            ["blue"],
-            "has no column blue (data.source.targets; it has path, red)",
-        ),
-        ("path,red\na.png,much", ["red"], "has 'much' for red of a.png, which is not a number"),
-        ("path,red\na.png,\nb.png,nan", ["red"], "has no value of red"),
-        ('[{"path": "a.png", "red": "inf"}]', ["red"], "which is not a number"),
-        ("path\na.png", ["red"], "has no column red (data.source.targets; it has path)"),
-        ('[{"path": "a.png"}]', ["red"], "has no column red (data.source.targets; it has path)"),
-    ],
-)
-def test_a_list_without_the_numbers_is_refused(
-    text: str, targets: list[str], reason: str, tmp_path: Path
-) -> None:
-    file = tmp_path / ("list.json" if text.startswith("[") else "list.csv")
-    file.write_text(text)
-    with pytest.raises(UserError, match="data.source.train") as raised:
-        Manifest(str(file), targets=targets).load("train")
-    assert reason in str(raised.value).replace(str(tmp_path) + "/", "")
-
-
 @pytest.fixture(scope="module")
 def run(lists: Path) -> Path:
     """A student that inherits from a teacher of numbers and learns from it."""
@@ -217,16 +192,16 @@ def run(lists: Path) -> Path:
 
 
 def test_the_student_answers_in_the_targets_units(run: Path, lists: Path, tmp_path: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     best, teacher = summary["student"]["best_val"], summary["teacher"]["val"]
     assert teacher["r2"] > 0.5 and best["r2"] > 0.5
     assert best["mae_red"] < 0.12 * OF_RED and best["mae_green"] < 0.2
-    of_red = json.loads((run / "fidelity.json").read_text())["targets"][0]
+    of_red = read_json(run / "fidelity.json")["targets"][0]
     assert of_red["name"] == "red" and of_red["correlation"] > 0.7 and len(of_red["deciles"]) == 10
     assert of_red["mae"]["student"] == pytest.approx(best["mae_red"], rel=0.01)
     assert of_red["mae"]["teacher"] == pytest.approx(teacher["mae_red"], rel=0.01)
     assert eval_main([str(run)]) == 0
-    again = json.loads((run / "eval_val.json").read_text())["student"]
+    again = read_json(run / "eval_val.json")["student"]
     assert again["r2"] == pytest.approx(best["r2"], abs=0.02)
     assert again["mae_green"] == pytest.approx(
         best["mae_green"], rel=0.05
@@ -259,7 +234,7 @@ def test_the_export_answers_in_the_same_numbers(
 ) -> None:
     pytest.importorskip("onnxruntime")
     assert export_main([str(run), "to=onnx"]) == 0
-    kept = json.loads((run / "export" / "export.json").read_text())["onnx"]
+    kept = read_json(run / "export" / "export.json")["onnx"]
     assert kept["kept"] and kept["metric"] == "r2"
     out = capsys.readouterr().out
     assert f" {kept['student']:.3f} " in out  # a share of nothing
@@ -267,14 +242,15 @@ def test_the_export_answers_in_the_same_numbers(
 
 
 def test_a_list_of_test_pictures_certifies(
-    run: Path, lists: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, lists: Path, prints: Prints, refusal: Refusal
 ) -> None:
     """Against the teacher, and against another run; other lists can't be named for the validation that chose."""
-    assert eval_main([str(run), "margin=50", f"data.source.val={lists / 'test.csv'}"]) == 2
-    assert "of lists data.source.test=FILE" in capsys.readouterr().err
+    assert "of lists data.source.test=FILE" in refusal(
+        "eval", [str(run), "margin=50", f"data.source.val={lists / 'test.csv'}"]
+    )
     words = ["margin=50", f"data.source.test={lists / 'test.csv'}"]
     assert eval_main([str(run), *words]) == 0
-    found = json.loads((run / "eval_test.json").read_text())
+    found = read_json(run / "eval_test.json")
     assert found["pictures"] == found["certificate"]["pictures"] == 32
     errors = [
         [found[model][f"mae_{name}"] for name in ("red", "green")]
@@ -282,9 +258,7 @@ def test_a_list_of_test_pictures_certifies(
     ]
     gains = 1 - np.array(errors[0]) / np.array(errors[1])
     assert found["certificate"]["difference"] == pytest.approx(gains.mean(), abs=1e-3)
-    capsys.readouterr()
-    assert eval_main([str(run), str(run.with_name("000")), *words]) == 0
-    out = capsys.readouterr().out
+    out = prints("eval", [str(run), str(run.with_name("000")), *words])
     assert "000 not worse than 001 by more than 50 % of mean absolute error: " in out
     assert "alone is right" not in out
 
