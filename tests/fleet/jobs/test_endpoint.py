@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ from typing import Any
 import pytest
 
 from kd.cli import main
-from kd.errors import UserError
 from kd.fleet import endpoint
 from kd.fleet.aws import waited
 from kd.fleet.jobs.job import read_machines
 from kd.storage.archives import unpack
 from tests._forks import free_port
-from tests._helpers import ROOT
+from tests._helpers import ROOT, Prints, Refusal, refuses
 
 boto3 = pytest.importorskip("boto3")
-moto = pytest.importorskip("moto")
 
 PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test/models",
          "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1"]  # fmt: skip
@@ -33,18 +30,9 @@ OWN = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
 
 
 @pytest.fixture()
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """AWS as moto plays it, with one bucket; its SageMaker."""
-    for name, value in {
-        "ACCESS_KEY_ID": "a",
-        "SECRET_ACCESS_KEY": "b",
-        "DEFAULT_REGION": "eu-west-1",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with moto.mock_aws():
-        place = {"LocationConstraint": "eu-west-1"}
-        boto3.client("s3").create_bucket(Bucket="kd-test", CreateBucketConfiguration=place)
-        yield boto3.client("sagemaker")
+def cloud(aws: Any) -> Any:
+    """Its SageMaker."""
+    return aws.client("sagemaker")
 
 
 @pytest.fixture()
@@ -96,35 +84,6 @@ def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-@pytest.mark.parametrize(
-    ("items", "told"),
-    [
-        ([], "role, image, bucket: must be given"),
-        (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
-        (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
-        (["batch=s3://kd-test/in"], "out: a batch transform has one, and nothing else"),
-        (
-            ["instances=1xml.g5.xlarge"],
-            "instances: kd-serve computes on the CPU: the GPUs of ml.g5.xlarge would",
-        ),
-        (["out=s3://a/c"], "out: a batch transform has one, and nothing else"),
-        (["batch=in", "out=s3://a/c"], "batch: must be s3://BUCKET/FOLDER, got 'in'"),
-        (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
-        ([f"job=a{'-b' * 32}"], "job: must be letters, digits and dashes, 63 at most, got 'a-b"),
-        (["spot=true"], "no key 'spot'"),
-    ],
-)
-def test_mistakes_take_one_line_and_send_nothing(
-    run: Path, cloud: Any, items: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("launch", ["endpoint", str(run), *items]) == 2
-    said = capsys.readouterr().err
-    assert told in said and len(said.strip().splitlines()) == 1
-    assert not cloud.list_models()["Models"]
-    assert main("launch", ["endpoint", str(run.parent)]) == 2
-    assert main("launch", ["sagemaker", "--delete"]) == 2
-
-
 def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
     """The archive below ``model/``, the word "serve", a port; /ping until it answers, then one /invocations."""
     file = base / "model.tar.gz"
@@ -160,15 +119,15 @@ def test_an_endpoint_from_creation_to_deletion(
     pictures: Path,
     cloud: Any,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    prints: Prints,
+    refusal: Refusal,
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoints"))
     base = tmp_path / "ml"
     base.mkdir()
     items = [*PLACE, "job=food", "instances=1xml.c5.xlarge"]
-    assert main("launch", ["endpoint", str(folder), *items]) == 0
-    told = capsys.readouterr().out
+    told = prints("launch", ["endpoint", str(folder), *items])
     assert "kd-launch: food: InService" in told
     assert f"is removed by: kd-launch endpoint {folder} job=food --delete\n" in told
     assert "aws sagemaker-runtime invoke-endpoint --endpoint-name food --content-type " in told
@@ -176,29 +135,28 @@ def test_an_endpoint_from_creation_to_deletion(
     (served,) = json.loads(started_as_sagemaker_does(base, picture))["predictions"]
     assert served["labels"]
     assert cloud.describe_endpoint(EndpointName="food")["EndpointStatus"] == "InService"
-    assert main("launch", ["endpoint", str(folder), *items]) == 2, "a second one of the same name"
-    assert "job: there is a model 'food' already; --delete removes it" in capsys.readouterr().err
+    assert "job: there is a model 'food' already; --delete removes it" in refusal(
+        "launch", ["endpoint", str(folder), *items]
+    )
     assert boto3.client("s3").head_object(Bucket="kd-test", Key="models/food/model.tar.gz")
     only_shown = ["endpoint", str(folder), "job=food", "--delete", "--dry-run"]
-    assert main("launch", only_shown) == 0
-    assert "food: would be removed: endpoint" in capsys.readouterr().out
+    assert "food: would be removed: endpoint" in prints("launch", only_shown)
     assert cloud.list_endpoints()["Endpoints"] and cloud.list_models()["Models"]
-    assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
-    told = capsys.readouterr().out
+    told = prints("launch", ["endpoint", str(folder), "job=food", "--delete"])
     assert [f"food: {part} removed" in told for part in endpoint.PARTS] == [True] * 3
     assert "its archive stays in the bucket: food/model.tar.gz" in told
     assert not cloud.list_endpoints()["Endpoints"] and not cloud.list_models()["Models"]
-    assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
-    assert "food: endpoint not found" in capsys.readouterr().out
+    assert "food: endpoint not found" in prints(
+        "launch", ["endpoint", str(folder), "job=food", "--delete"]
+    )
 
 
 def test_a_dry_run_of_a_deletion_needs_no_credentials(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, prints: Prints
 ) -> None:
     monkeypatch.setattr(endpoint, "aws_session", lambda: pytest.fail("it takes credentials"))
     words = ["endpoint", str(run), "job=food", "--delete", "--dry-run"]
-    assert main("launch", words) == 0
-    assert "endpoint, endpoint_config, model" in capsys.readouterr().out
+    assert "endpoint, endpoint_config, model" in prints("launch", words)
 
 
 def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:
@@ -217,7 +175,7 @@ def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
     machines = read_machines("instances", "1xml.c5.xlarge")
     requests = endpoint.Endpoint("food", machines, own).requests()
     cloud.create_model(**requests["create_model"])
-    with pytest.raises(UserError, match="job: there is a model 'food' already"):
+    with refuses("job: there is a model 'food' already"):
         endpoint._create(requests, tmp_path / "model.tar.gz")
     assert cloud.describe_model(ModelName="food")
 
@@ -229,7 +187,7 @@ def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> No
     found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     requests = found.requests()
     requests["create_endpoint"]["EndpointConfigName"] = "another"
-    with pytest.raises(UserError, match=r"sagemaker: .*Could not find endpoint"):
+    with refuses(r"sagemaker: .*Could not find endpoint"):
         endpoint._create(requests, archive)
     assert (
         not cloud.list_models()["Models"] and not cloud.list_endpoint_configs()["EndpointConfigs"]

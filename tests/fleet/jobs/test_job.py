@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
-from kd.errors import UserError
 from kd.fleet.jobs.job import JobOptions, _prices, read_machines
+from tests._helpers import refuses
 
 
 def test_read_machines() -> None:
@@ -24,9 +22,9 @@ def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
     cpus = read_machines("data_instances", "4xml.c5.xlarge")
     assert _prices(options, eight_gpus, cpus) == {"train": 40, "data": 0.8}
     known = "known: A100:8, A100:8:spot, ml.c5.xlarge$"
-    with pytest.raises(UserError, match=rf"^instances: no price of 'gpu:8'; {known}"):
+    with refuses(rf"^instances: no price of 'gpu:8'; {known}"):
         _prices(options, read_machines("instances", "gpu:8"), None)
-    with pytest.raises(UserError, match=rf"^data_instances: no price of 'cpu:4'; {known}"):
+    with refuses(rf"^data_instances: no price of 'cpu:4'; {known}"):
         _prices(options, eight_gpus, read_machines("data_instances", "2xcpu:4"))
-    with pytest.raises(UserError, match=r"^prices: nowhere can't be read"):
+    with refuses(r"^prices: nowhere can't be read"):
         _prices(JobOptions(prices=Path("nowhere")), eight_gpus, None)

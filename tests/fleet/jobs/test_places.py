@@ -12,7 +12,8 @@ import yaml
 
 from kd.cli import main
 from kd.launch.sagemaker import channel_folder
-from tests._helpers import ROOT, run_cli, write_recipe
+from tests._helpers import ROOT, Prints, Refusal, run_cli, write_recipe
+from tests._runs import summary_of
 
 CLOUD = ["image=registry.example.com/kd:1"]
 
@@ -182,59 +183,12 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
     check_script(text)
 
 
-@pytest.mark.parametrize(
-    ("items", "told"),
-    [
-        (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, torchrun"),
-        (["sky", "instances=1xA100:8"], "image, bucket: must be given (image=REGISTRY/kd:TAG bucket=s3://BUCKET/FOLDER)"),
-        (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
-        (["sky", "instances=1xA100:8", "data_instances=1xcpu:8", "config=remote_data", *CLOUD],
-         "data_instances: is for sagemaker and slurm; elsewhere kd-train starts by KD_ROLE=data on each"),
-        (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
-        (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
-        (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is not an option of sbatch"),
-        (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
-        (["slurm", "instances=1xgpu:8", "spot=true"], "spot: is for sagemaker and sky, whose machines have a price"),
-        (["slurm", "instances=1xgpu:8", "wait=false"], "no key 'wait': kd-launch waits for jobs of sagemaker and sky alone"),
-        (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
-        (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: the machines see this machine's"),
-        (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number, got"),
-        (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number, got"),
-        (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
-        (["slurm", "instances=1xgpu:8", "sbatch.account=a\nid"], "sbatch.account: must hold no control characters, got"),
-        (["torchrun", "instances=1xcpu:2", "--tune"], "no option --tune: kd-tune recipe=NAME search.KEY=SPACE searches"),
-        (["slurm", "instances=1xgpu:8", "dry_run=true"], "kd-launch --dry-run shows what would be sent"),
-        (["slurm", "instances=1xcpu:2", "preflight=stop", "model.teacher.checkpoint=null"],
-         "model.teacher.checkpoint: must be given, or model.teacher.pretrained=true"),
-        (["torchrun", "job=none"], "recipe: must be given (kd-train --list); job= alone follows a job of sagemaker"),
-        (["torchrun", "job=none", "wiat=false"], "no key 'wiat'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line(
-    items: list[str], told: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = [] if "job=none" in items else [f"recipe={tiny}"]
-    assert main("launch", [*items, *recipe]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
-    assert list(tmp_path.iterdir()) == [tiny]
-
-
 @pytest.mark.skipif(shutil.which("sbatch") is not None, reason="sbatch is here")
-def test_a_program_that_is_not_here(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("launch", ["slurm", f"recipe={tiny}", "instances=1xcpu:2"]) == 2
-    assert "kd-launch: no program sbatch here" in capsys.readouterr().err
+def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, refusal: Refusal) -> None:
+    assert "kd-launch: no program sbatch here" in refusal(
+        "launch", ["slurm", f"recipe={tiny}", "instances=1xcpu:2"]
+    )
     assert list(tmp_path.iterdir()) == [tiny]
-
-
-def test_kd_train_does_not_take_the_options_of_kd_launch(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("train", [f"recipe={tiny}", "--dry-run"]) == 2
-    assert capsys.readouterr().err.startswith("kd-train: no option --dry-run")
-    assert list(Path().iterdir()) == [Path("tiny.yaml")]
 
 
 @pytest.mark.slow
@@ -251,15 +205,13 @@ def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path) -> None:
     assert "# localhost\ncd " in done.stdout
     assert "processes: 2 on 1 machine (started by torchrun)" in done.stdout
     run = tmp_path / "runs" / "tiny" / "two"
-    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    assert summary_of(run)["status"] == "done"
     items = ["instances=1xcpu:1", "job=bad", "data.source.root=/nowhere"]
     failed = run_cli("torchrun", f"recipe={tiny}", *items, program="launch", cwd=tmp_path)
     assert failed.returncode == 1
 
 
-def test_lines_of_other_machines_are_only_printed(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_other_machines_are_only_printed(tiny: Path, prints: Prints) -> None:
     items = [
         f"recipe={tiny}",
         "instances=2xcpu:2",
@@ -267,8 +219,7 @@ def test_lines_of_other_machines_are_only_printed(
         "trainer.devices=2",
         "job=two",
     ]
-    assert main("launch", ["torchrun", *items, "hosts=a.invalid,b.invalid"]) == 0
-    shown = capsys.readouterr().out
+    shown = prints("launch", ["torchrun", *items, "hosts=a.invalid,b.invalid"])
     assert shown.count("--rdzv-endpoint=a.invalid:29500") == 2
     assert shown.endswith("none of these is this machine: type each machine's line there\n")
     assert list(Path().iterdir()) == [Path("tiny.yaml")]
@@ -310,7 +261,11 @@ def test_skypilot_is_called_and_its_log_shown(
 
 
 def test_a_job_that_slurm_takes_or_refuses(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
     refuses = 'case "$*" in *late*) echo "no partition" >&2; exit 1;; esac; echo "7;here"'
     stand_in(tmp_path / "bin", monkeypatch, sbatch=refuses)
@@ -320,8 +275,6 @@ def test_a_job_that_slurm_takes_or_refuses(
     folder = tmp_path / "runs/tiny/jobs/food-1"
     assert f"sent as 7; squeue --job=7 shows its state, tail -F {folder}/log its log" in told.out
     assert (folder / "train.sbatch").is_file()
-    assert main("launch", [*items, "job=food-1"]) == 2
-    assert f"job: there is a job {folder} already" in capsys.readouterr().err
-    assert main("launch", [*items, "job=late"]) == 2
-    assert "kd-launch: sbatch --parsable: no partition" in capsys.readouterr().err
+    assert f"job: there is a job {folder} already" in refusal("launch", [*items, "job=food-1"])
+    assert "kd-launch: sbatch --parsable: no partition" in refusal("launch", [*items, "job=late"])
     assert not Path("runs/tiny/jobs/late").exists()

@@ -1,19 +1,16 @@
 """kd-launch slurm on a cluster that is here: a job is tested, sent, and goes back into the queue when it is told to end."""
 
 import csv
-import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kd.cli import main
-from tests._helpers import write_recipe
-from tests._runs import disturb
+from tests._forks import wait_until
+from tests._helpers import Prints, Refusal, write_recipe
+from tests._runs import disturb, summary_of
 
 
 @pytest.mark.slow
@@ -23,29 +20,29 @@ from tests._runs import disturb
     reason="needs a SLURM cluster",
 )
 def test_a_job_from_launch_to_run_folder(
-    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    prints: Prints,
+    refusal: Refusal,
 ) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     slow = [disturb("Slow", seconds=0.5), "trust=tests._stop", "checkpoint.every_n_steps=1"]
     items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=3", *slow]
     refused = ["slurm", *items, "instances=9xcpu:2", "job=large"]
-    assert main("launch", refused) == 2
-    assert "kd-launch: sbatch --test-only: " in capsys.readouterr().err
+    assert "kd-launch: sbatch --test-only: " in refusal("launch", refused)
     assert list(tmp_path.iterdir()) == [recipe]
-    assert main("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"]) == 0
-    number = capsys.readouterr().out.split("squeue --job=")[1].split()[0]
+    number = (
+        prints("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"])
+        .split("squeue --job=")[1]
+        .split()[0]
+    )
     run, log = tmp_path / "runs/tiny/two", tmp_path / "runs/tiny/jobs/two/log"
 
-    def wait_for(there: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 400
-        while not there():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(1)
-
-    wait_for(lambda: any(run.glob("checkpoints/last.ckpt")))
+    wait_until(lambda: any(run.glob("checkpoints/last.ckpt")), log)
     subprocess.run(["scancel", "--signal=TERM", number], check=True)  # as before a pre-emption
-    wait_for((run / "summary.json").is_file)
-    wait_for(lambda: json.loads((run / "summary.json").read_text()).get("status") == "done")
+    wait_until((run / "summary.json").is_file, log)
+    wait_until(lambda: summary_of(run).get("status") == "done", log)
     told = log.read_text()
     assert "processes: 2 on 1 machine (started by SLURM)" in told
     assert "kd-train saved on SIGTERM: the job goes back into the queue" in told

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kd.errors import UserError
 from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import ask, command, written
+from tests._helpers import refuses
 
 
 @pytest.fixture()
@@ -23,11 +23,11 @@ def job(tmp_path: Path) -> Job:
 
 def test_a_program_that_fails_is_told_by_its_last_line() -> None:
     assert ask(["sh", "-c", "echo text"]) == "text"
-    with pytest.raises(UserError, match=r"^sh -c: second$"):
+    with refuses(r"^sh -c: second$"):
         ask(["sh", "-c", "echo first >&2; echo second >&2; exit 3"])
-    with pytest.raises(UserError, match="exit status 3"):
+    with refuses("exit status 3"):
         ask(["sh", "-c", "exit 3"])
-    with pytest.raises(UserError, match=r"no program no-such-program here \(SLURM\)"):
+    with refuses(r"no program no-such-program here \(SLURM\)"):
         ask(["no-such-program"], "SLURM")
     assert ask(["cat"], text="read") == "read"
 
@@ -49,7 +49,7 @@ def test_a_job_whose_files_can_not_be_written_leaves_no_folder(
 def test_where_folders_are_shared_files_are_named_where_they_are(job: Job, tmp_path: Path) -> None:
     own = tmp_path / "own recipe.yaml"
     assert command(job) == f"'recipe={own}' optim.lr=1 runs_dir={tmp_path}/runs name=food-1"
-    with pytest.raises(UserError, match="spot: is for sagemaker and sky"):
+    with refuses("spot: is for sagemaker and sky"):
         command(replace(job, options=JobOptions(spot=True)))
-    with pytest.raises(UserError, match="channel:photos: the machines see this machine's folders"):
+    with refuses("channel:photos: the machines see this machine's folders"):
         command(replace(job, items=["data.source.root=channel:photos"]))

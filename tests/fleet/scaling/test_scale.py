@@ -1,48 +1,23 @@
 """``kd-scale``: wrong use, and a whole run."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from kd.cli import main
 from kd.commands.scale import _measure
 from kd.fleet.scaling.measure import ScalingPlan
 from kd.report.records import RunRecords
-from tests._helpers import run_cli
-
-
-@pytest.mark.parametrize(
-    ("item", "told"),
-    [
-        (
-            "processes=1,two",
-            "processes: each must be a valid integer, got 'two'",
-        ),
-        ("processes=1", "processes: must name more than one number"),
-        ("strategies=ddp,zero4", "strategies: each must be 'ddp', 'zero' or 'fsdp', got 'zero4'"),
-        ("steps=2", "steps: must be >= 5, got 2"),
-        ("machines=8", "no key 'machines'"),
-        ("network=25", "no key 'network': kd-scale measures what travels; gpus=N predicts from it"),
-        ("gpus=many", "gpus: must be a whole number, got 'many'"),
-        ("processes=1,3", "processes: 3 must divide data.batch_size=8"),
-        ("data.batch_size=auto", "data.batch_size: kd-scale needs a number, got auto"),
-    ],
-)
-def test_wrong_use_is_one_line_and_writes_nothing(
-    recipe: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("scale", [f"recipe={recipe}", item]) == 2
-    assert capsys.readouterr().err.startswith(f"kd-scale: {told}")
-    assert not (recipe.parent / "runs").exists()
+from tests._files import read_json
+from tests._helpers import Refusal, run_cli
 
 
 def test_more_processes_than_gpus(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert main("scale", [f"recipe={recipe}", "processes=1,4", "trainer.accelerator=gpu"]) == 2
-    assert "kd-scale: processes: 4, but there are 2 GPUs" in capsys.readouterr().err
+    assert "kd-scale: processes: 4, but there are 2 GPUs" in refusal(
+        "scale", [f"recipe={recipe}", "processes=1,4", "trainer.accelerator=gpu"]
+    )
 
 
 def test_no_teacher_of_several_reads_a_cache_in_short_runs(tmp_path: Path) -> None:
@@ -76,7 +51,7 @@ def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     folder = recipe.parent / "runs" / "tiny" / "scale" / "000"
-    found = json.loads((folder / "scale.json").read_text())
+    found = read_json(folder / "scale.json")
     assert [(m["strategy"], m["processes"], m["batch"]) for m in found["measured"]] == [
         ("ddp", 1, 8), *((s, 2, b) for s in ("ddp", "zero", "fsdp") for b in (8, 4)),
     ]  # fmt: skip

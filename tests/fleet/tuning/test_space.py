@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 import kd.losses
 from kd.errors import UserError
 from kd.fleet.tuning import plan
 from kd.fleet.tuning.space import Space, space_of
 from kd.run.request import Request, as_word
+from tests._files import read_yaml
 from tests._helpers import ROOT
 
 
@@ -18,8 +18,8 @@ from tests._helpers import ROOT
 )
 def test_no_search_of_ours_tries_a_loss_that_its_recipe_refuses(file: Path) -> None:
     """Half of the trials of `grocery_vit` once failed: DKDLoss needs class ids, and its pictures are mixed."""
-    search = yaml.safe_load(file.read_text())["search"]
-    augment = yaml.safe_load((ROOT / "recipes" / file.name).read_text())["data"].get("augment", {})
+    search = read_yaml(file)["search"]
+    augment = read_yaml(ROOT / "recipes" / file.name)["data"].get("augment", {})
     mixes = {"mixup", "cutmix"} & augment.keys() or any(
         key.startswith("data.augment.mix") for key in search
     )

@@ -1,6 +1,5 @@
 """A trial's process, without a run."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,11 +7,12 @@ from typing import Any, cast
 import optuna
 import pytest
 
-from kd.errors import UserError
 from kd.fleet.tuning.confirm import check_began_here
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, deal, lock_trial
+from tests._files import write_json
+from tests._helpers import refuses
 
 
 def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_p
     slot = Slot((), ())
     job = TrialRun(tmp_path / "trials" / "0000", "tiny", slot, owner)
     job.run.mkdir(parents=True)  # as if the run had trained to its end
-    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
+    write_json(job.run / "summary.json", {"status": "done"})
     (job.run / "student.safetensors").touch()
     told: list[str] = []
     search: Any = Search.__new__(Search)
@@ -64,7 +64,7 @@ def test_a_search_whose_trials_are_links_is_not_opened(place: str, tmp_path: Pat
     (other_run / "metrics.csv").touch()
     link.parent.mkdir(parents=True)
     link.symlink_to(other)
-    with pytest.raises(UserError, match="is a link"):
+    with refuses("is a link"):
         Search(cast(Any, SimpleNamespace(folder=search)), [])
     assert (other_run / "metrics.csv").exists()
 
@@ -75,7 +75,7 @@ def test_a_journals_values_are_the_searchs_own() -> None:
         params={"a": "os.system"},
         distributions={"a": optuna.distributions.CategoricalDistribution(["os.system"])},
     )
-    with pytest.raises(UserError, match="that are not this search's"):
+    with refuses("that are not this search's"):
         Study.values_in(trial, [Space("a", ("SGD", "AdamW"))])
 
 
@@ -89,7 +89,7 @@ def test_a_confirmation_takes_no_run_that_was_not_begun_here(
         (folder / "owner").touch()
     (planted / "tiny" / "000").mkdir(parents=True)
     for mark in ("", "a word of theirs"):
-        with pytest.raises(UserError, match="planted holds a run that this machine did not begin"):
+        with refuses("planted holds a run that this machine did not begin"):
             check_began_here(planted)
         (planted / "began").write_text(mark)
     check_began_here(own)

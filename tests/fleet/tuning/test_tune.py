@@ -5,12 +5,9 @@ import ctypes
 import json
 import os
 import pickle
-import random
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,9 +25,10 @@ from kd.fleet.tuning.space import space_of
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
 from kd.run.request import Request
-from tests._forks import ForkedRun, start, status_of
-from tests._helpers import ROOT, run_cli
-from tests._runs import disturb
+from tests._files import read_json, read_yaml
+from tests._forks import ForkedRun, start, status_of, wait_until
+from tests._helpers import ROOT, Prints, Refusal, run_cli
+from tests._runs import disturb, summary_of
 from tests._searches import of, trial_processes, trials
 
 LOSS = "search.model.distill_losses.kd"
@@ -41,13 +39,6 @@ QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
 def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "slow" not in request.keywords:
         monkeypatch.setattr("kd.fleet.tuning.trials.start_kd_train", ForkedRun)
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def small_disk(where: Path) -> None:
@@ -97,19 +88,18 @@ def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(re
     assert (
         train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
     )
-    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(recipe.parent / "runs" / "tiny" / "000")
     assert summary["student"]["best_val"]["acc1"] == best.value
     assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
 
 
 def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, prints: Prints, refusal: Refusal
 ) -> None:
     """Three trials: one loss, and the other one with two values of what only it has."""
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "objective=val/acc1,-params", "trials=9",
              f"{LOSS}=[KDLoss, DKDLoss]", f"{LOSS}.beta=[1.0e+39, 8]"]  # fmt: skip
-    assert main("tune", items) == 0
-    out = capsys.readouterr().out
+    out = prints("tune", items)
     assert "failed: the loss is " in out
     assert "3 of 9 ended" in out
     study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
@@ -121,9 +111,8 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     ]
     assert study.best()
     assert f"optuna-dashboard {of(recipe) / 'journal.log'}" in out
-    assert main("tune", [*items, "optim.lr=0.5"]) == 2
-    assert (
-        "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
+    assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in refusal(
+        "tune", [*items, "optim.lr=0.5"]
     )
 
 
@@ -134,14 +123,12 @@ def test_trials_share_the_teachers_answers(recipe: Path) -> None:
     space = ["trials=2", "sampler=grid", "pruner=none", "search.optim.lr=[0.01, 0.001]"]
     assert main("tune", [*items, *space]) == 0
     first, second = (Path(t.user_attrs["folder"]) for t in trials(of(recipe)))
-    caches = [
-        json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)
-    ]
+    caches = [summary_of(folder)["cache"] for folder in (first, second)]
     assert [(c["answers_read"] > 0, c["answers_computed"] > 0) for c in caches] == [
         (False, True),
         (True, False),
     ]
-    lr = yaml.safe_load((second / "config.yaml").read_text())["optim"]["lr"]
+    lr = read_yaml(second / "config.yaml")["optim"]["lr"]
     alone = recipe.parent / "alone"
     assert (
         train_main(
@@ -157,9 +144,7 @@ def test_trials_share_the_teachers_answers(recipe: Path) -> None:
     assert (alone / "tiny" / "000" / "student.safetensors").read_bytes() == (
         second / "student.safetensors"
     ).read_bytes()
-    kinds = [
-        json.loads((f / "fidelity.json").read_text()) for f in (second, alone / "tiny" / "000")
-    ]
+    kinds = [read_json(f / "fidelity.json") for f in (second, alone / "tiny" / "000")]
     assert kinds[0] == kinds[1]
 
 
@@ -189,68 +174,11 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
 
 
 @pytest.mark.parametrize(
-    ("items", "told"),
-    [
-        ([], "nothing to search: give search.KEY=SPACE, or tune=FILE"),
-        (["search.optim.lrr=1..2"], "no key 'optim.lrr'; did you mean 'optim.lr'?"),
-        (["search.optim.lr=[]"], "search.optim.lr: must have a choice at least"),
-        (["search.optim.lr=2..1"], "search.optim.lr: an empty range, 2..1"),
-        (["search.optim.lr=log:0..1"], "search.optim.lr: a log scale begins above 0"),
-        (["search.optim.lr=0.1..inf"], "search.optim.lr: "),
-        (["search.optim.lr=fast"], "search.optim.lr: [a, b, c] a choice, 1..8 integers"),
-        (["search.data.batch_size=[8, many]"], "data.batch_size"),
-        (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
-        (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha needs one objective"),
-        (["search.optim.lr=0..1", "sampler=grid"], "sampler: a grid needs choices or integers; search.optim.lr"),
-        (["search.optim.lr=0..1", "sampler=best"], "sampler: must be one of tpe, random, grid, got 'best'"),
-        (["search.optim.lr=0..1", "trials=0"], "trials: must be >= 1, got 0"),
-        (["search.optim.lr=0..1", "jobs=9999"], "jobs: must be <= "),
-        (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
-         "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
-        (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours: must be > 0, got 0"),
-        (["search.optim.lr=0..1", "name=../../x"], "got '../../x'"),
-        (["search.optim.lr=0..1", "name=/tmp/x"], "name: must be letters, digits, . + - _ alone, the first a letter"),
-        (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_and_writes_nothing(
-    recipe: Path, items: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("tune", [f"recipe={recipe}", *items]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("kd-tune: ")
-    assert told in err
-    assert err.count("\n") == 1
-    assert not (recipe.parent / "runs").exists()
-
-
-def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = recipe.parent / "space.yaml"
-    file.write_text("trails: 3\nsearch: {optim: {lr: '0..1'}}\n")
-    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
-    assert "no key 'trails'; did you mean 'trials'?" in capsys.readouterr().err
-    file.write_text("objective: val/acc2\nsearch: {optim: {lr: '0..1'}, data.batch_size: [4, 8]}\n")
-    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
-    assert "no run reports 'val/acc2'" in capsys.readouterr().err
-    file.write_text("name: ../../x\nsearch: {optim: {lr: '0..1'}}\n")
-    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
-    assert (
-        "name: must be letters, digits, . + - _ alone, the first a letter"
-        in capsys.readouterr().err
-    )
-    assert not (recipe.parent / "runs").exists()
-    file.write_text("search: {optim: {lrr: '0..1'}}\n")
-    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
-    assert "did you mean 'optim.lr'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml"))
 )
-def test_spaces_that_ship_with_a_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spaces_that_ship_with_a_recipe(name: str, refusal: Refusal) -> None:
     """All values are taken by a run: what is wrong then is the only thing that is."""
-    assert main("tune", [f"recipe={name}", "jobs=9999"]) == 2
-    assert "the number of cores, got 9999" in capsys.readouterr().err
+    assert "the number of cores, got 9999" in refusal("tune", [f"recipe={name}", "jobs=9999"])
 
 
 def test_a_difference_is_weighed_against_its_spread() -> None:
@@ -319,12 +247,13 @@ def test_the_machine_is_dealt_without_overlap() -> None:
 
 
 def test_without_optuna_one_line_names_the_extra(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "kd.fleet.tuning.study")
-    assert main("tune", [f"recipe={recipe}", "search.optim.lr=0..1"]) == 2
-    assert f"kd-tune: searching {needs_extra('tune')}" in capsys.readouterr().err
+    assert f"kd-tune: searching {needs_extra('tune')}" in refusal(
+        "tune", [f"recipe={recipe}", "search.optim.lr=0..1"]
+    )
     assert not (recipe.parent / "runs").exists()
 
 
@@ -396,9 +325,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def test_the_winner_runs_again_on_fresh_seeds(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_winner_runs_again_on_fresh_seeds(recipe: Path, prints: Prints) -> None:
     items = [
         f"recipe={recipe}",
         "trainer.max_epochs=1",
@@ -406,12 +333,11 @@ def test_the_winner_runs_again_on_fresh_seeds(
         "trials=1",
         "confirm=1",
     ]
-    assert main("tune", items) == 0
-    out = capsys.readouterr().out
+    out = prints("tune", items)
     assert "val/acc1 on fresh seeds (1,): the winner " in out
     assert "one seed says nothing of the spread." in out
     runs = {
-        p.parent.parent.parent.name: yaml.safe_load(p.read_text())
+        p.parent.parent.parent.name: read_yaml(p)
         for p in of(recipe).glob("confirm/*/*/*/config.yaml")
     }
     assert {name: (run["seed"], run["optim"]["lr"]) for name, run in runs.items()} == {
@@ -430,51 +356,8 @@ def test_speed_as_an_objective(recipe: Path) -> None:
     assert 0 < speed[1] < speed[2]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(
-    recipe: Path,
-) -> None:
-    """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
-    items = [f"recipe={recipe}", "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
-             "search.optim.lr=log:1e-4..1e-2", "trust=tests._stop"]  # fmt: skip
-    folder, rng = of(recipe), random.Random(0)
-    command = [sys.executable, "-m", "kd.cli", "tune", *items]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def begin() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-
-    searches = [begin(), begin()]
-    for _ in range(10):
-        time.sleep(rng.uniform(5, 25))
-        victim = searches.pop(0)
-        victim.kill()
-        victim.communicate()
-        searches.append(begin())
-    logs = [search.communicate()[0] for search in searches]
-    assert [search.returncode for search in searches] == [0, 0], logs
-    ended = trials(folder)
-    assert [(t.number, t.state.name) for t in ended] == [(i, "COMPLETE") for i in range(6)]
-    assert len({t.params["optim.lr"] for t in ended}) == 6
-    for trial in ended:
-        with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
-            steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
-        assert len(steps) == len(
-            set(steps)
-        )  # a kill between a checkpoint and its row may lose the row
-        assert len(steps) >= 24 - 5
-    wait_until(lambda: not trial_processes(folder))
-    done = run_cli(*items, "confirm=2", program="tune")
-    assert done.returncode == 0, done.stderr
-    assert "val/acc1 on fresh seeds (1, 2): the winner" in done.stdout
-    assert len(list((folder / "confirm").glob("*/tiny/000/summary.json"))) == 4
-
-
 def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, refusal: Refusal
 ) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text("trainer: {callbacks: [tests._kills.KillAtStep]}\n")
@@ -482,8 +365,7 @@ def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
         ([], "trust=tests._kills, or --trust"),
         (["trust=tests._kills"], "nothing to search"),
     ):
-        assert main("tune", [f"recipe={recipe}", f"config={overlay}", *trust]) == 2
-        assert told in capsys.readouterr().err
+        assert told in refusal("tune", [f"recipe={recipe}", f"config={overlay}", *trust])
 
 
 def test_a_search_keeps_no_secret_in_its_journal(recipe: Path) -> None:
