@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from kd.storage import mirror as mirror_module
 from kd.storage import objects
 from kd.storage.objects import file_system
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
-from tests._forks import free_port, run_ranks
-from tests._helpers import ROOT
+from tests._forks import free_port, run_ranks, wait_until
+from tests._helpers import ROOT, Prints
 from tests.monitor._foreign import Classifier, linear, loader, plain_loop, trainer_with
 
 LATE_S = 0.4  # of rank 1, in each step: long against what a step computes, on a busy machine too
@@ -218,11 +217,10 @@ def test_page_verdict_and_comparison(two_runs: Path, capsys: pytest.CaptureFixtu
     assert summary["verdict"]["bound"] in {"model", "host", "data", "none"}
 
 
-def test_what_if(two_runs: Path, capsys: pytest.CaptureFixture[str], refusal) -> None:
+def test_what_if(two_runs: Path, prints: Prints, refusal) -> None:
     """What the records do not say is refused, not answered with 1.00x."""
     run = str(two_runs / "lightning")
-    assert report_main([run, "--what-if", "gpus=8", "epochs=100", "price=24"]) == 0
-    table = capsys.readouterr().out
+    table = prints("report", [run, "--what-if", "gpus=8", "epochs=100", "price=24"])
     assert "8.00x" in table
     assert "cost" in table
     for folder, change, message in (
@@ -246,9 +244,7 @@ def test_words_reach_a_training_whose_run_is_in_an_object_store(
     files, _ = file_system(url, "")
 
     def order() -> None:
-        deadline = time.monotonic() + 60
-        while not files.exists(f"{url}/config.yaml") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: files.exists(f"{url}/config.yaml"))
         assert "must be a run's folder on the machine that trains" in refusal(
             "report", [url, "--set", "kernels=2"]
         )
@@ -256,9 +252,7 @@ def test_words_reach_a_training_whose_run_is_in_an_object_store(
             "report", [str(folder), "--set", "kernels=2", "colour=blue"]
         )
         assert report_main([str(folder), "--set", "kernels=2"]) == 0
-        deadline = time.monotonic() + 60
-        while not (folder / "monitor").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until((folder / "monitor").exists)
 
     with mock.patch.object(mirror_module, "EVERY_S", 0.05):
         trainer_with(watch, Meanwhile(order)).fit(Classifier(), loader())

@@ -10,14 +10,14 @@ from torch import nn
 
 from kd.cli import train_main
 from kd.monitor.health import _Reading
-from kd.report.records import RunRecords, read_run
+from kd.report.records import RunRecords
 from kd.report.rules import Explained
-from tests._runs import callback, run_of
+from tests._runs import callback, newest_run
 
 
 def trained(recipe: Path, *items: str) -> RunRecords:
     assert train_main([f"recipe={recipe}", "monitor.health_every=2", *items]) == 0
-    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+    return newest_run(recipe)
 
 
 @pytest.mark.parametrize(("layers", "copied"), [
@@ -130,21 +130,11 @@ def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> 
     assert rule in {f.rule for f in Explained(trained(recipe, *items, *LONG)).findings}
 
 
-def test_the_user_chooses_the_layers(recipe: Path, refusal) -> None:
+def test_the_user_chooses_the_layers(recipe: Path) -> None:
     run = trained(recipe, 'monitor.activations=["blocks.*", "norm"]', "trainer.max_epochs=1")
     assert all(list(h["spread"]) == ["blocks.0", "norm"] for h in run.health)
     assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
     assert "Activations' standard deviation" in (run.folder / "report.html").read_text()
-    assert (
-        "monitor.activations: vit_tiny_patch16_224 has no layer 'blocks.0.mpl'; near: blocks.0.mlp"
-        in refusal("train", [f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"])
-    )
-    assert not (run.folder.parent / "001").exists()
-
-
-def test_health_can_be_left_out(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
-    assert not list((run_of(recipe) / "records").glob("health*"))
 
 
 def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from kd import annotate
 from kd.cli import train_main
 from kd.monitor.kernels import kind_of_work, summarize
 from kd.report.records import PHASES, read_run
+from tests._files import read_json
 from tests._helpers import TINY, save_teacher
 from tests._runs import callback, run_of
+from tests._runs import run as trained
 
 
 def test_a_window_names_the_operations_of_teacher_student_and_backward(
@@ -28,12 +30,10 @@ def test_a_window_names_the_operations_of_teacher_student_and_backward(
         f"model.student.kwargs={kwargs}",
         f"model.teacher.checkpoint={teacher}",
     ]
-    assert (
-        train_main([f"recipe={recipe}", *pair, "monitor.kernels_at=3", "monitor.kernels_steps=4"])
-        == 0
-    )
+    trained(recipe, *pair, "monitor.kernels_at=3", "monitor.kernels_steps=4")
     folder = run_of(recipe)
-    (window,) = read_run(folder).kernels
+    run = read_run(folder)
+    (window,) = run.kernels
     assert (window["first"], window["last"]) == (3, 6)
     top = window["top"]
     assert len(top) >= 10
@@ -41,8 +41,15 @@ def test_a_window_names_the_operations_of_teacher_student_and_backward(
     assert {"teacher", "student", "backward"} <= {op["range"] for op in top}
     assert sum(window["groups"].values()) == pytest.approx(1, abs=0.01)
     assert window["groups"]["GEMM"] > 0.05
-    assert json.loads((folder / "records" / window["trace"]).read_text())["traceEvents"]
+    assert read_json(folder / "records" / window["trace"])["traceEvents"]
     assert "Top operations (steps 3 to 6)" in (folder / "report.html").read_text()
+    apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
+    assert set(apart) == {2, 6}  # its start, and the trace's writing: no part of a step
+    assert apart[6] > 5
+    for step in run.steps[0]:
+        parts = sum(ms for name, ms in step["p"].items() if name in PHASES)
+        assert step["ms"] == pytest.approx(parts, abs=0.02)
+    assert "profiling" not in run.summary["verdict"]["phases_ms"]
 
 
 def test_ranges_nest_and_the_innermost_counts() -> None:
@@ -63,19 +70,6 @@ def test_ranges_nest_and_the_innermost_counts() -> None:
     assert found["top"][0]["name"] == "aten::mm"
     assert found["busy"] is None
     assert next(op for op in found["top"] if op["name"] == "aten::mm")["calls"] == 20
-
-
-def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=2"]) == 0
-    run = read_run(run_of(recipe))
-    apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
-    assert set(apart) == {2, 4}  # its start, and the trace's writing
-    assert apart[4] > 5
-    for step in run.steps[0]:
-        assert step["ms"] == pytest.approx(
-            sum(ms for name, ms in step["p"].items() if name in PHASES), abs=0.02
-        )
-    assert "profiling" not in run.summary["verdict"]["phases_ms"]
 
 
 def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Path) -> None:

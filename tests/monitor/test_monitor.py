@@ -11,7 +11,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 import kd
-from kd.errors import UserError
 from kd.monitor.control import Control
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
@@ -28,6 +27,7 @@ from kd.monitor.watch import Watch
 from kd.monitor.watched import Watched
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
+from tests._helpers import refuses
 from tests.monitor._foreign import (
     SIDE,
     STEPS,
@@ -108,20 +108,20 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
 
 def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(UserError, match="run: can't be written: is a file; a folder must be there"):
+    with refuses("run: can't be written: is a file; a folder must be there"):
         trained(tmp_path / "run", Classifier(), loader(2))
 
 
 def test_one_folder_holds_one_training(tmp_path: Path) -> None:
     trained(tmp_path / "run", Classifier(), loader(2))
-    with pytest.raises(UserError, match="holds the records of an earlier training"):
+    with refuses("holds the records of an earlier training"):
         trained(tmp_path / "run", Classifier(), loader(2))
     for settings, message in (
         ({"kernel_at": 3}, "no key 'kernel_at'; did you mean 'kernels_at'"),
         ({"interval_s": 0.0}, "interval_s must be >= 0.05"),
         ({"budget": 3}, "budget"),
     ):
-        with pytest.raises(UserError, match=message):
+        with refuses(message):
             kd.Monitor(tmp_path / "other", **settings)
 
 
@@ -194,7 +194,7 @@ def test_a_mistake_names_the_setting_as_it_was_given_and_the_value_whole(
     tmp_path: Path, settings: dict[str, object], message: str
 ) -> None:
     """In kd's own runs the settings are below ``monitor``, a word that addresses and files may hold too."""
-    with pytest.raises(UserError, match=re.escape(f"kd.Monitor: {message}")):
+    with refuses(re.escape(f"kd.Monitor: {message}")):
         kd.Monitor(tmp_path / "run", **settings)
 
 

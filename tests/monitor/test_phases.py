@@ -15,7 +15,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
-from safetensors.torch import load_file
 
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
@@ -25,7 +24,8 @@ from kd.report.records import PHASES, RunRecords, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import ROOT, write_recipe
-from tests._runs import callback
+from tests._runs import assert_same, callback, newest_run, student_of
+from tests._runs import run as trained
 
 
 class StepWatch(Callback):
@@ -39,10 +39,6 @@ class StepWatch(Callback):
         self.starts.append(time.perf_counter())
 
 
-def newest(recipe: Path) -> RunRecords:
-    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
-
-
 def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
     return percentile([s["p"].get(phase, 0.0) for s in run.steps[rank] if not s.get("first")], 50)
 
@@ -50,10 +46,10 @@ def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
 def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     StepWatch.starts.clear()
     own = callback("tests.monitor.test_phases.StepWatch")
-    assert train_main([f"recipe={recipe}", own]) == 0
+    trained(recipe, own)
     from tests.monitor.test_phases import StepWatch as Used
 
-    steps = newest(recipe).steps[0]
+    steps = newest_run(recipe).steps[0]
     assert [s["step"] for s in steps] == list(range(12))
     assert [s["step"] for s in steps if s.get("first")] == [0, 6]
     watched = [1000 * (b - a) for a, b in itertools.pairwise(Used.starts[:6])]
@@ -83,10 +79,7 @@ def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
 
 
 class Plant(Callback):
-    """Makes one part of the training slower."""
-
-    def __init__(self, part: str, seconds: float = 0.1) -> None:
-        self.part, self.seconds = part, seconds
+    """Makes the parts of the training slower, each by seconds of its own."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         modules = {
@@ -94,30 +87,30 @@ class Plant(Callback):
             "student": pl_module.student.model,
             "loss": pl_module.student.objective.losses.kd,
         }
-        if self.part in modules:
-            modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
+        for part, module in modules.items():
+            module.register_forward_pre_hook(lambda *_, part=part: time.sleep(DELAYS[part]))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        if self.part == "optimizer":
-            time.sleep(self.seconds)
+        time.sleep(DELAYS["optimizer"])
 
 
-@pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
-def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
-    plant = callback("tests.monitor.test_phases.Plant", part=part)
-    assert train_main([f"recipe={recipe}", plant, "trainer.max_epochs=1"]) == 0
-    run = newest(recipe)
-    assert median_phase(run, part) == pytest.approx(100, abs=1)
-    for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
+DELAYS = {"teacher": 0.1, "student": 0.2, "loss": 0.4, "optimizer": 0.8}
+
+
+def test_a_planted_delay_shows_in_its_phase(recipe: Path, hand_clock: HandClock) -> None:
+    plant = callback("tests.monitor.test_phases.Plant")
+    items = ["trainer.max_epochs=1", "trainer.limit_val_batches=0"]
+    run = read_run(trained(recipe, plant, *items))
+    for part, seconds in DELAYS.items():
+        assert median_phase(run, part) == pytest.approx(1000 * seconds, abs=1), part
+    for other in ("backward", "data"):
         assert median_phase(run, other) < 1, other
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> RunRecords:
+@pytest.fixture()
+def plain(finished: Path) -> RunRecords:
     """A run with nothing special; not to be changed."""
-    recipe = write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher)
-    assert train_main([f"recipe={recipe}"]) == 0
-    return newest(recipe)
+    return read_run(finished)
 
 
 def test_totals_hold_every_step_but_the_first(plain: RunRecords) -> None:
@@ -134,7 +127,7 @@ def test_totals_hold_every_step_but_the_first(plain: RunRecords) -> None:
 def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     stop = callback("tests._stop.StopAfterEpoch", epoch=0)
     assert train_main([f"recipe={recipe}", stop]) == 143
-    folder = newest(recipe).folder
+    folder = newest_run(recipe).folder
     assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
     run = read_run(folder)
     assert [s["step"] for s in run.steps[0]] == list(range(12))
@@ -142,15 +135,12 @@ def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     assert len(run.events) == 2
 
 
-def test_monitor_off_leaves_no_records_and_the_same_student(
-    recipe: Path, plain: RunRecords
-) -> None:
-    assert train_main([f"recipe={recipe}", "monitor.enabled=false"]) == 0
-    off = newest(recipe)
-    assert not (off.folder / "records").exists()
-    before, after = (load_file(run.folder / "student.safetensors") for run in (off, plain))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+def test_monitor_off_leaves_no_records_and_the_same_student(finished: Path, tmp_path: Path) -> None:
+    items = [f"recipe={finished.parents[2] / 'tiny.yaml'}", f"runs_dir={tmp_path}"]
+    assert train_main([*items, "trainer.max_epochs=1", "monitor.enabled=false"]) == 0
+    off = tmp_path / "tiny" / "000"
+    assert not (off / "records").exists()
+    assert_same(student_of(off), student_of(finished))
 
 
 def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
@@ -161,7 +151,7 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
     )
     late = callback("tests.monitor.test_phases.LateRank")
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", late], tmp_path / "log")
-    run = newest(recipe)
+    run = newest_run(recipe)
     assert set(run.steps) == {0, 1}
     waited = [median_phase(run, "communication", rank) for rank in (0, 1)]
     assert waited[0] > 150 and waited[0] > waited[1] + 100  # rank 0 waits for the late one

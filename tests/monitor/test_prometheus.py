@@ -1,11 +1,9 @@
-"""The endpoint, asked in the middle of a run: by hand, and by Prometheus itself where it is installed."""
+"""The endpoint, asked in the middle of a run; the dashboard and the alerts name what it tells."""
 
-import json
 import re
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -28,12 +26,14 @@ from kd.monitor.watched import Watched
 from kd.settings import MonitorSettings
 from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
+from tests._files import read_json
 from tests._forks import free_port
-from tests._runs import callback
+from tests._helpers import Refusal
+from tests._runs import callback, run
 
 WATCHED = Watched(Path())
 FILES = Path(__file__).parents[2] / "scripts" / "monitor"
-PANELS = json.loads((FILES / "grafana.json").read_text())["panels"]
+PANELS = read_json(FILES / "grafana.json")["panels"]
 ALERTS = yaml_of((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
 
 
@@ -64,7 +64,7 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
         "monitor.rules_every_s=0.5",
     ]
     items += [own, slow]
-    assert train_main([f"recipe={recipe}", *items]) == 0
+    run(recipe, *items)
     from tests.monitor.test_prometheus import Ask as Used
 
     text = Used.answers[-1]
@@ -85,92 +85,21 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
         get(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_is_chosen(recipe: Path, refusal: Refusal) -> None:
     port = int(free_port())
     asked = callback("tests.monitor.test_prometheus.Ask", port=port, host="127.0.0.2")
-    items = [
-        f"monitor.prometheus_port={port}",
-        asked,
-        "trainer.max_epochs=1",
-    ]
-    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=127.0.0.2"]) == 0
-    assert (
-        train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=192.0.2.1"]) == 2
-    )  # nobody's
-    assert (
-        f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): "
-        in capsys.readouterr().err
-    )
+    items = [f"recipe={recipe}", f"monitor.prometheus_port={port}", asked, "trainer.max_epochs=1"]
+    assert train_main([*items, "monitor.prometheus_host=127.0.0.2"]) == 0
+    told = refusal("train", [*items, "monitor.prometheus_host=192.0.2.1"])  # nobody's
+    assert f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): " in told
 
 
-def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+def test_a_taken_port_is_one_line(recipe: Path, refusal: Refusal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        assert train_main([f"recipe={recipe}", f"monitor.prometheus_port={port}"]) == 2
-    assert f"monitor.prometheus_port: {port} can't be opened" in capsys.readouterr().err
+        told = refusal("train", [f"recipe={recipe}", f"monitor.prometheus_port={port}"])
+    assert f"monitor.prometheus_port: {port} can't be opened" in told
     assert not (recipe.parent / "runs").exists()
-
-
-class Scrape(Callback):
-    """Waits in the last step until Prometheus has scraped, then asks it what each panel of the dashboard asks."""
-
-    found: dict[str, int] = {}  # noqa: RUF012 (the test reads it)
-
-    def __init__(self, server: str) -> None:
-        self.server = server
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch < 5:  # the verdict needs 20 steps after the first
-            return
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not (
-            self._ask("kd_metric") and self._ask("kd_limit_speedup")
-        ):
-            time.sleep(0.5)
-        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in PANELS})
-        (group,) = json.loads(get(f"{self.server}/api/v1/rules"))["data"]["groups"]
-        self.found.update(
-            {f"alert {rule['name']}": rule["health"] == "ok" for rule in group["rules"]}
-        )
-
-    def _ask(self, expression: str) -> int:
-        query = urllib.parse.urlencode({"query": expression})
-        return len(json.loads(get(f"{self.server}/api/v1/query?{query}"))["data"]["result"])
-
-
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
-def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Path) -> None:
-    port, server_port = int(free_port()), free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: [{FILES / 'alerts.yaml'}]\n"
-        f"scrape_configs: [{{job_name: kd, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
-    )
-    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'db'}",
-               f"--web.listen-address=127.0.0.1:{server_port}"]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        init = {"server": f"http://127.0.0.1:{server_port}"}
-        own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
-        slow = callback("tests._stop.Slow", seconds=0.1)
-        items = [
-            f"monitor.prometheus_port={port}",
-            slow,
-            f"trainer.callbacks+={own}",
-        ]
-        items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=6"]
-        assert train_main([f"recipe={recipe}", *items]) == 0
-    finally:
-        server.terminate()
-        server.wait(10)
-    from tests.monitor.test_prometheus import Scrape as Used
-
-    assert all(Used.found.pop(f"alert {alert['alert']}") for alert in ALERTS)
-    without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
-    seldom = {"Rules that fire"}  # none may
-    assert len(without_gpu) == len(PANELS) - 3
-    assert all(n for title, n in without_gpu.items() if title not in seldom), Used.found
 
 
 def test_every_query_of_the_dashboard_names_a_series_that_there_is() -> None:

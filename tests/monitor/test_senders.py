@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import train_main
 from kd.monitor.cloudwatch import embedded
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
-from tests._runs import callback
+from tests._files import read_json
+from tests._helpers import Prints
+from tests._runs import callback, run
 
 MONITOR = Path(__file__).parents[2] / "scripts" / "monitor"
 SLOW = callback("tests._stop.Slow", seconds=0.05)
@@ -22,12 +23,7 @@ def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
         ExportMetricsServiceRequest,
     )
 
-    assert (
-        train_main(
-            [f"recipe={recipe}", *SHORT, f"monitor.otlp={collector}", "monitor.send_every_s=0.2"]
-        )
-        == 0
-    )
+    run(recipe, *SHORT, f"monitor.otlp={collector}", "monitor.send_every_s=0.2")
     assert set(Receiver.paths) == {"/v1/metrics"}
     newest = ExportMetricsServiceRequest.FromString(Receiver.bodies[-1]).resource_metrics[0]
     of = {a.key: a.value.string_value for a in newest.resource.attributes}
@@ -45,11 +41,14 @@ def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
     assert units["kd.phase_seconds"] == "s"
 
 
-def test_cloudwatch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cloudwatch(recipe: Path, prints: Prints) -> None:
     """Each line is in the embedded metric format, and its last one has what the run measured."""
     items = ["monitor.cloudwatch=KD/Tests", "monitor.send_every_s=0.3", "monitor.rules_every_s=0.2"]
-    assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if "_aws" in line]
+    lines = [
+        json.loads(line)
+        for line in prints("train", [f"recipe={recipe}", *SHORT, *items]).splitlines()
+        if "_aws" in line
+    ]
     assert len(lines) > 1
     for line in lines:
         (about,) = line["_aws"]["CloudWatchMetrics"]
@@ -74,7 +73,7 @@ def test_cloudwatch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_alarm_reads_a_metric_of_the_line() -> None:
     """The file is AWS's own request, and counts the rules that fire."""
-    alarm = json.loads((MONITOR / "cloudwatch_alarm.json").read_text())
+    alarm = read_json(MONITOR / "cloudwatch_alarm.json")
     fired = {"rule_fired": {("Overfit",): 1.0, ("Swap",): 0.0, ("AllZero",): 1.0}}
     line = embedded("KD", {"Run": "000"}, fired, now=2.5)
     assert line["_aws"]["Timestamp"] == 2500 and line["rules"] == ["Overfit", "AllZero"]
@@ -97,25 +96,7 @@ def test_a_collector_that_is_gone_stops_no_run(
     pytest.importorskip("opentelemetry")
     monkeypatch.setattr("kd.monitor.otlp.TIMEOUT_S", 1)
     items = ["monitor.otlp=http://127.0.0.1:9", "monitor.send_every_s=0.1"]
-    assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
+    run(recipe, *SHORT, *items)
     told = capsys.readouterr().err
     assert told.count("kd-train: monitor.") == 1
     assert "Transient" not in told
-
-
-@pytest.mark.parametrize(
-    ("item", "told"),
-    [
-        (
-            "monitor.otlp=collector:4318",
-            "monitor.otlp: must be an http(s) address, got 'collector:4318'",
-        ),
-        (
-            "monitor.cloudwatch=AWS/EC2",
-            "monitor.cloudwatch: must be a namespace other than AWS's own",
-        ),
-        ("monitor.send_every_s=0", "monitor.send_every_s: must be > 0, got 0"),
-    ],
-)
-def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
-    assert told in refusal("train", [f"recipe={recipe}", item])

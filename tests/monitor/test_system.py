@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback, Trainer
 
-from kd.cli import train_main
 from kd.monitor.system import Gpus, System, SystemReader
-from kd.report.records import RunRecords, read_run
-from tests._runs import callback
-
-
-def newest(recipe: Path) -> RunRecords:
-    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+from tests._runs import callback, newest_run
+from tests._runs import run as trained
 
 
 class FakeNVML(ModuleType):
@@ -117,10 +112,10 @@ class Switch(Callback):
 def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
     own = callback("tests.monitor.test_system.Switch")
     items = ["trainer.max_epochs=3", "monitor.interval_s=0.1", own]
-    assert train_main([f"recipe={recipe}", *items]) == 0
+    trained(recipe, *items)
     from tests.monitor.test_system import Switch as Used
 
-    run = newest(recipe)
+    run = newest_run(recipe)
     ((node, samples),) = run.samples.items()
     times = [s["t"] for s in samples]
     off, on = Used.marks[:2]
@@ -147,11 +142,5 @@ def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path: Path) -> None
 def test_loader_workers_are_watched(recipe: Path) -> None:
     slow = callback("tests._stop.Slow", seconds=0.15)
     items = ["data.num_workers=2", "monitor.interval_s=0.1", slow]
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    assert any(len(s["workers"]) >= 2 for s in next(iter(newest(recipe).samples.values())))
-
-
-def test_an_impossible_interval_is_told_by_its_key(recipe: Path, refusal) -> None:
-    assert "monitor.interval_s: must be >= 0.05, got 0" in refusal(
-        "train", [f"recipe={recipe}", "monitor.interval_s=0"]
-    )
+    trained(recipe, *items)
+    assert any(len(s["workers"]) >= 2 for s in next(iter(newest_run(recipe).samples.values())))

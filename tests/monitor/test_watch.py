@@ -18,25 +18,19 @@ from kd.report.facts import Facts
 from kd.report.records import RunRecords, Writer, read_run
 from kd.report.series import Series
 from kd.settings import MonitorSettings
-from tests._forks import run_ranks
-from tests._helpers import write_recipe
 from tests._http import Handler, http_server
-from tests._runs import callback
+from tests._runs import callback, newest_run
+from tests._runs import run as trained
 
 SLOW = callback("tests._stop.Slow", seconds=0.1)
 LONG = ["trainer.max_epochs=300", SLOW, "monitor.rules_every_s=0.8"]
-
-
-def newest(recipe: Path) -> RunRecords:
-    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
 def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tiny pair's teacher is nearly uniform: the first reading tells."""
-    assert train_main([f"recipe={recipe}", *LONG, "monitor.actions.TemperatureTooHigh=stop"]) == 0
-    run = newest(recipe)
+    run = read_run(trained(recipe, *LONG, "monitor.actions.TemperatureTooHigh=stop"))
     assert run.summary["status"] == "stopped: TemperatureTooHigh"
     assert 0 < run.summary["steps"] < 600
     assert (run.folder / "student.safetensors").is_file()
@@ -58,22 +52,10 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
     assert read_run(run.folder).summary["steps"] == 6 * more
 
 
-@pytest.mark.slow  # test_control.py: two ranks follow at the same batch; below: hours stop a run
-def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300
-    )
-    items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", SLOW]
-    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", *items], tmp_path / "log.txt")
-    run = newest(recipe)
-    assert run.summary["status"] == "stopped: MaxHours"
-    assert [steps[-1]["step"] for steps in run.steps.values()] == [run.summary["steps"] - 1] * 2
-
-
 def test_a_budget_is_hours_at_a_price(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = ["monitor.budget=0.01", "monitor.price_per_hour=40", *LONG]  # 0.9 s
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    assert newest(recipe).summary["status"] == "stopped: BudgetSpent"
+    trained(recipe, *items)
+    assert newest_run(recipe).summary["status"] == "stopped: BudgetSpent"
     assert "BudgetSpent: a budget of 0.01 spent" in capsys.readouterr().err
 
 
@@ -111,10 +93,10 @@ def test_a_webhook_is_told_once_and_tried_again(
         f"monitor.webhook={address}",
         "trainer.max_epochs=4",
     ]
-    assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+    trained(recipe, *LONG, *items)
     (told,) = Hook.seen
     assert told["rule"] == "TemperatureTooHigh"
-    assert told["run"] == str(newest(recipe).folder)
+    assert told["run"] == str(newest_run(recipe).folder)
     assert "nearly uniform" in told["text"]
 
 
@@ -147,9 +129,9 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
             f"monitor.webhook={address}",
             "monitor.max_hours=0.0015",
         ]
-        assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+        trained(recipe, *LONG, *items)
         server.shutdown()
-    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    assert newest_run(recipe).summary["status"] == "stopped: MaxHours"
     told = capsys.readouterr().err
     assert told.count("monitor.webhook") == 1
     assert "monitor.webhook: TemperatureTooHigh: ...: " in told
@@ -170,8 +152,8 @@ def test_an_action_that_fails_leaves_the_others(
     monkeypatch.setattr("kd.monitor.watch.Writer", Full)
     monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)
     items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0005"]
-    assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
-    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    trained(recipe, *LONG, *items)
+    assert newest_run(recipe).summary["status"] == "stopped: MaxHours"
     assert capsys.readouterr().err.count("kd-train: TemperatureTooHigh: no room\n") == 1
 
 
@@ -204,72 +186,26 @@ def test_an_answer_of_the_rules_after_the_end_does_nothing(
 
 
 def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", "monitor.thresholds.TemperatureTooHigh.high=1.1"]) == 0
-    folder = newest(recipe).folder
-    assert "TemperatureTooHigh" not in {f["rule"] for f in newest(recipe).summary["findings"]}
+    folder = trained(recipe, "monitor.thresholds.TemperatureTooHigh.high=1.1")
+    assert "TemperatureTooHigh" not in {f["rule"] for f in newest_run(recipe).summary["findings"]}
     assert "TemperatureTooHigh" not in {f["rule"] for f in ask_rules(folder)["findings"]}
     assert ask_rules(folder)["findings"]  # the teacher of the tiny pair guesses
 
 
-@pytest.mark.parametrize(
-    ("item", "told"),
-    [
-        (
-            "monitor.actions.Overtrainin=stop",
-            "monitor.actions.Overtrainin: no 'Overtrainin'; known: Overtraining",
-        ),
-        ("monitor.actions.Overfit=shout", "monitor.actions"),
-        (
-            "monitor.actions.Overfit=webhook",
-            "monitor.webhook: an http(s) address to post Overfit to, got nothing",
-        ),
-        (
-            "monitor.thresholds.Overtraining.pace=3",
-            "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience",
-        ),
-        (
-            "monitor.thresholds.Overtraining.patience=2.5",
-            "monitor.thresholds.Overtraining.patience: must be a whole number >= 1, got 2.5",
-        ),
-        ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
-        (
-            "monitor.prices=table.yaml",
-            "monitor.prices, monitor.instances: must be given together",
-        ),
-        ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
-    ],
-)
-def test_what_is_wrong_is_told_by_its_key(recipe: Path, item: str, told: str, refusal) -> None:
-    assert told in refusal("train", [f"recipe={recipe}", item])
-    assert not (recipe.parent / "runs").exists()
-
-
-def test_the_price_is_that_of_the_machines(
-    recipe: Path, capsys: pytest.CaptureFixture[str], refusal
-) -> None:
+def test_the_price_is_that_of_the_machines(recipe: Path) -> None:
     table = recipe.with_name("prices.yaml")
     table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
-    priced = [f"recipe={recipe}", f"monitor.prices={table}", "trainer.max_epochs=1"]
-    assert train_main([*priced, "monitor.instances=[p4d.24xlarge, 2*c5.18xlarge]"]) == 0
-    assert newest(recipe).headers[0]["price_per_hour"] == pytest.approx(45.032)
-    assert Facts(newest(recipe)).price == pytest.approx(45.032)
-    assert "cost per epoch" in (newest(recipe).folder / "report.html").read_text()
-    capsys.readouterr()
-    assert train_main([*priced, "monitor.instances=[c5.18xlarge:spot]"]) == 2
-    known = "known: p4d.24xlarge, p4d.24xlarge:spot, c5.18xlarge"
-    assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
-    table.write_text("p4d.24xlarge: dear\n")
-    assert "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in refusal(
-        "train", [*priced, "monitor.instances=[p4d.24xlarge]"]
-    )
+    machines = "monitor.instances=[p4d.24xlarge, 2*c5.18xlarge]"
+    folder = trained(recipe, f"monitor.prices={table}", "trainer.max_epochs=1", machines)
+    assert read_run(folder).headers[0]["price_per_hour"] == pytest.approx(45.032)
+    assert Facts(read_run(folder)).price == pytest.approx(45.032)
+    assert "cost per epoch" in (folder / "report.html").read_text()
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> RunRecords:
+@pytest.fixture()
+def plain(finished: Path) -> RunRecords:
     """A run with nothing special; not to be changed."""
-    recipe = write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher)
-    assert train_main([f"recipe={recipe}"]) == 0
-    return newest(recipe)
+    return read_run(finished)
 
 
 def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
