@@ -1,6 +1,5 @@
 """Arguments that ask for more memory than a machine has are refused before anything is built."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess
 from kd.models.arguments import architecture_alone, check_arguments, check_memory
 from kd.models.build import build_model
 from kd.models.hugging_face import HuggingFaceBuilder
 from kd.settings import LARGEST_SIDE, ModelSettings
+from tests._files import write_json
+from tests._helpers import refuses
 
 VIT = "vit_tiny_patch16_224"
 
@@ -35,17 +35,32 @@ VIT = "vit_tiny_patch16_224"
 )
 def test_a_model_larger_than_the_machine(spec: dict[str, Any], message: str) -> None:
     before = time.monotonic()
-    with pytest.raises(UserError, match=f"^model.student.*{message}"):
+    with refuses(f"^model.student.*{message}"):
         build_model(ModelSpec(**spec), 2, "model.student")
     assert time.monotonic() - before < 30
 
 
-@pytest.mark.parametrize("name", ["depth", "window_size", "num_layers"])
-def test_a_file_describes_no_endless_model(name: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), [
+    *(({name: 2000}, f"{name}: must be <= (1000|64), got 2000") for name in ("depth", "window_size", "num_layers")),
+    ({"depth": 1e9}, "depth: must be <= 1000"),
+    # a fraction counts as much as a whole number
+    *(({f"depth_{name}": 200_000.5}, f"depth_{name}: must be <= 10, got 200000.5")
+      for name in ("mult", "coefficient", "multiplier")),
+    # a SigLIP keeps its layers' number in vision_config
+    ({"vision_config": {"num_hidden_layers": 60_000}}, "vision_config.num_hidden_layers: must be <= 1000, got"),
+    ({"image_size": 50_000}, "image_size: must be <= 4096 pixels, got "),
+    ({"vision_config": {"image_size": [32, 50_000]}}, "vision_config.image_size: must be <= 4096 pixels, got "),
+])  # fmt: skip
+def test_a_file_describes_no_endless_model(arguments: dict[str, Any], message: str) -> None:
     """However many tensors it claims: each layer would be built before they are compared."""
     tensors = {f"t{number}": (0,) for number in range(5000)}
-    with pytest.raises(UserError, match=f"{name}: must be <= (1000|64), got 2000"):
-        check_arguments({name: 2000}, "x: ", tensors)
+    with refuses(f"^FILE: {message}"):
+        check_arguments(arguments, "FILE: ", tensors)
+
+
+def test_fractions_and_names_of_classes_are_no_counts_of_layers() -> None:
+    arguments = {"depth_mult": 1.4, "rope_theta": 10_000.0, "label2id": {"building blocks": 2000}}
+    check_arguments(arguments, "FILE: ")
 
 
 def test_an_architecture_inside_another_fetches_nothing_either() -> None:
@@ -76,25 +91,6 @@ def test_every_models_input_has_a_largest_side() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"image_size": 50_000}, {"vision_config": {"image_size": [32, 50_000]}}]
-)
-def test_sides_of_models_inside_a_configuration(config: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="^FILE: .*image_size: must be <= 4096 pixels, got "):
-        check_arguments(config, "FILE: ")
-
-
-def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    config = {"model_type": "vit", "image_size": 50_000}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError,
-        match="^builder.path: config.json: image_size: must be <= 4096 pixels, got 50000$",
-    ):
-        HuggingFaceBuilder(str(tmp_path)).build(4, None)
-
-
-@pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"model_type": "vit", "num_labels": 10**9}, "config.json: num_labels: must be <= 65536"),
@@ -104,6 +100,14 @@ def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
         ({"model_type": "lightglue", "trust_remote_code": True}, "model_type must be one of"),
         ({"model_type": ["vit"]}, "model_type must be one of"),
         ([], "config.json holds no mapping"),
+        (
+            {"model_type": "vit", "image_size": 50_000},
+            "^builder.path: config.json: image_size: must be <= 4096 pixels, got 50000$",
+        ),
+        (
+            {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288},
+            "^hf_.*: its weights take .* GiB",
+        ),
     ],
 )
 def test_a_transformers_folder_is_read_as_data(
@@ -111,35 +115,9 @@ def test_a_transformers_folder_is_read_as_data(
 ) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", None)  # never called
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    with pytest.raises(UserError, match=message):
+    write_json(tmp_path / "config.json", said)
+    with refuses(message):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
-
-
-def test_a_transformers_model_larger_than_the_machine(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=f"^hf_{tmp_path.name}: its weights take .* GiB"):
-        HuggingFaceBuilder(str(tmp_path)).build(4, None)
-
-
-def test_a_configuration_inside_another_describes_no_endless_model_either() -> None:
-    """A SigLIP keeps its layers' number in ``vision_config``; names of classes are no settings."""
-    tensors = {f"t{number}": (0,) for number in range(5000)}
-    config = {"vision_config": {"num_hidden_layers": 60_000}}
-    with pytest.raises(UserError, match="x: vision_config.num_hidden_layers: must be <= 1000, got"):
-        check_arguments(config, "x: ", tensors)
-    check_arguments({"label2id": {"building blocks": 2000}}, "x: ", tensors)
-
-
-@pytest.mark.parametrize("name", ["depth_mult", "depth_coefficient", "depth_multiplier"])
-def test_a_fraction_counts_as_much_as_a_whole_number(name: str) -> None:
-    with pytest.raises(UserError, match=f"x: {name}: must be <= 10, got 200000.5"):
-        check_arguments({name: 200_000.5}, "x: ")
-    check_arguments({name: 1.4, "rope_theta": 10_000.0}, "x: ")
-    with pytest.raises(UserError, match="x: depth: must be <= 1000"):
-        check_arguments({"depth": 1e9}, "x: ")
 
 
 def test_a_model_without_end_is_not_described() -> None:
@@ -150,7 +128,7 @@ def test_a_model_without_end_is_not_described() -> None:
         while True:
             model.append(torch.nn.Identity())
 
-    with pytest.raises(UserError, match="x: it has more than 100000 modules"):
+    with refuses("x: it has more than 100000 modules"):
         check_memory(endless, "x", {})
     torch.nn.Sequential(torch.nn.Identity())  # the count has ended
 
@@ -164,8 +142,8 @@ def test_an_index_names_only_files_of_its_folder(shard: str, tmp_path: Path) -> 
         "hidden_size": 12,
         "num_attention_heads": 1,
     }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "config.json", config)
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": {"x": shard}}))
-    with pytest.raises(UserError, match=f"{index.name}: must name .*, got '{shard}'"):
+    write_json(index, {"metadata": {}, "weight_map": {"x": shard}})
+    with refuses(f"{index.name}: must name .*, got '{shard}'"):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)

@@ -13,13 +13,13 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError
 
-from kd.cli import train_main
 from kd.data.sources import HuggingFace
 from kd.errors import UserError
 from kd.models.build import build_model
 from kd.models.hub import check_downloadable
 from kd.models.spec import StudentSpec
 from kd.storage import hub
+from tests._helpers import Refusal, refuses
 from tests._hub import hub_with
 
 
@@ -87,13 +87,13 @@ def test_a_data_set_of_the_hub_is_asked_for_once(attempts: list[str]) -> None:
     """``datasets`` by itself asks six times for each file, with pauses."""
     pytest.importorskip("datasets")
     source = HuggingFace(path="nobody/nothing")
-    with pytest.raises(UserError, match="no folder of this name, and no internet .*HTTPS_PROXY"):
+    with refuses("no folder of this name, and no internet .*HTTPS_PROXY"):
         source.load("train")
     assert len(attempts) == 1
 
 
 def test_a_teachers_training_names_the_key_outside(attempts: list[str]) -> None:
-    with pytest.raises(UserError, match="model.teacher.backbone=FILE"):
+    with refuses("model.teacher.backbone=FILE"):
         check_downloadable("vit_small_patch14_dinov2", "model.teacher.backbone")
 
 
@@ -120,19 +120,18 @@ def test_an_address_that_never_ends_its_answer_is_left(
         monkeypatch.setattr(hub, "WAIT_S", 1.0)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         huggingface_hub.close_session()
-        with pytest.raises(UserError, match="no internet"):
+        with refuses("no internet"):
             check_downloadable("resnet18", "model.student.checkpoint")
         is_over.set()
 
 
 def test_missing_weights_are_reported_before_a_picture_is_read(
-    attempts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+    attempts: list[str], tmp_path: Path, refusal: Refusal
 ) -> None:
     for number in range(20):
         (tmp_path / f"{number}.jpg").write_bytes(b"no picture")
     words = ["recipe=foundation_vit", f"data.source.root={tmp_path}", "trainer.accelerator=cpu"]
-    assert train_main([*words, f"runs_dir={tmp_path / 'runs'}"]) == 2
-    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    last_line = refusal("train", [*words, f"runs_dir={tmp_path / 'runs'}"]).strip().splitlines()[-1]
     assert last_line.startswith("kd-train: model.teachers.dino.checkpoint: no internet")
     assert len(attempts) == 1
 
@@ -151,12 +150,10 @@ def test_a_data_sets_name_is_doubted_before_the_library_that_reads_it_is_importe
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "why_unreachable", lambda: "")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refused)
-    with pytest.raises(UserError, match="^data.source.path: some/Thing: .* no data set of the hub"):
+    with refuses("^data.source.path: some/Thing: .* no data set of the hub"):
         hub.check_dataset("some/Thing", "data.source.path")
     (tmp_path / "some___thing").mkdir()
     hub.check_dataset("some/Thing", "data.source.path")  # downloaded before
     monkeypatch.setattr(hub, "why_unreachable", lambda: "no internet")
-    with pytest.raises(
-        UserError, match="^data.source.path: other: no folder of this name, and no int"
-    ):
+    with refuses("^data.source.path: other: no folder of this name, and no int"):
         hub.check_dataset("other", "data.source.path")

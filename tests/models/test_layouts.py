@@ -10,13 +10,12 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from kd.errors import UserError
 from kd.models import TeacherSpec, build_model, load_checkpoint
 from kd.models.foreign import HUGGING_FACE
 from kd.models.hugging_face import HuggingFaceBuilder
 from kd.models.loading import has_new_classifier
 from kd.teachers import build_teacher
-from tests._helpers import ARCH, CLASSES, TINY, tiny_vit
+from tests._helpers import ARCH, CLASSES, TINY, refuses, tiny_vit
 
 State = dict[str, Tensor]
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
@@ -121,33 +120,26 @@ def test_dinov2_gives_timms_output_from_every_published_layout(
     torch.testing.assert_close(output(given, size), output(wanted, size), rtol=1e-4, atol=1e-5)
 
 
+def of_transformers(kind: str, what: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    name = {"plain": "Dinov2", "registers": "Dinov2WithRegisters"}[kind]
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=NATIVE, patch_size=8,
+        id2label=dict(enumerate(CLASSES)),
+    )  # fmt: skip
+    return shaken(getattr(transformers, name + what)(config))
+
+
 @pytest.mark.parametrize("kind", DINO)
 def test_dinov2_of_transformers_itself(kind: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    names = {
-        "plain": ("Dinov2Config", "Dinov2Model"),
-        "registers": ("Dinov2WithRegistersConfig",) * 2,
-    }
-    config = getattr(transformers, names[kind][0])(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        mlp_ratio=2,
-        image_size=NATIVE,
-        patch_size=8,
-    )
-    theirs = shaken(transformers.AutoModel.from_config(config))
+    theirs = of_transformers(kind, "Model")
     theirs.save_pretrained(tmp_path)
-    arch = {"plain": "vit_base_patch14_dinov2", "registers": "vit_base_patch14_reg4_dinov2"}[kind]
-    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
-    spec = TeacherSpec(arch, NATIVE, checkpoint=str(tmp_path), kwargs=sizes, head=False)
-    teacher = build_teacher(spec, 0)
+    spec = TeacherSpec(DINO[kind], NATIVE, checkpoint=str(tmp_path), kwargs=SMALL, head=False)
     pictures = torch.randn(2, 3, NATIVE, NATIVE)
     with torch.no_grad():
+        given = build_teacher(spec, 0).model.forward_features(pictures)
         want = theirs(pictures).last_hidden_state
-        torch.testing.assert_close(
-            teacher.model.forward_features(pictures), want, rtol=1e-3, atol=1e-4
-        )
+    torch.testing.assert_close(given, want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", DINO)
@@ -155,20 +147,12 @@ def test_the_classifier_of_transformers_dinov2_is_another_and_the_builder_has_it
     kind: str, tmp_path: Path
 ) -> None:
     """It reads the class token and the patches' mean together, which no ViT of timm does."""
-    transformers = pytest.importorskip("transformers")
-    name = {"plain": "Dinov2", "registers": "Dinov2WithRegisters"}[kind]
-    config = getattr(transformers, f"{name}Config")(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=NATIVE, patch_size=8,
-        id2label=dict(enumerate(CLASSES)),
-    )  # fmt: skip
-    theirs = shaken(getattr(transformers, f"{name}ForImageClassification")(config))
+    theirs = of_transformers(kind, "ForImageClassification")
     theirs.save_pretrained(tmp_path)
     keys = rf"model.teacher.builder={re.escape(HUGGING_FACE)} model.teacher.builder.path={tmp_path}"
-    with pytest.raises(
-        UserError, match=rf"model.teacher.checkpoint: {tmp_path} .* in its place: {keys}"
-    ):
+    with refuses(rf"model.teacher.checkpoint: {tmp_path} .* in its place: {keys}"):
         build_teacher(TeacherSpec(checkpoint=str(tmp_path)), 4, CLASSES)
-    with pytest.raises(UserError, match=r"head.weight is \(4, 64\) there, \(4, 32\) here"):
+    with refuses(r"head.weight is \(4, 64\) there, \(4, 32\) here"):
         loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path)
     student = loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path, head=False)
     assert has_new_classifier(student)
@@ -214,42 +198,35 @@ def test_clips_picture_tower(wrapped: str, size: int, tmp_path: Path) -> None:
     torch.testing.assert_close(output(given, size), output(wanted, size))
 
 
-def test_a_masked_autoencoder_brings_its_encoder(tmp_path: Path) -> None:
-    encoder = shaken(tiny_vit(num_classes=0))
-    state = {**encoder.state_dict(), "mask_token": torch.zeros(1, 1, 16), "decoder_embed.weight": torch.ones(16, 32),
-             "decoder_blocks.0.norm1.weight": torch.ones(16), "decoder_pos_embed": torch.ones(1, 17, 16)}  # fmt: skip
-    given = loaded({"model": state}, tiny_vit(seed=4, num_classes=0), tmp_path)
-    torch.testing.assert_close(output(given, 32), output(encoder, 32))
+DECODER = {"mask_token": torch.zeros(1, 1, 16), "decoder_embed.weight": torch.ones(16, 32),
+           "decoder_blocks.0.norm1.weight": torch.ones(16), "decoder_pos_embed": torch.ones(1, 17, 16)}  # fmt: skip
+PUBLISHED = {
+    "masked autoencoder": (ARCH, {}, DECODER),
+    "DeiT-3": ("deit3_small_patch16_224", {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}, {}),
+    "DINOv3": (
+        "vit_small_patch16_dinov3",
+        {"reg_token": "storage_tokens", "gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"},
+        {"mask_token": torch.zeros(1, 32), "rope_embed.periods": torch.ones(4)},
+    ),
+}
+"""The model of timm, its names and its authors', and what else is in the file."""
 
 
-def test_layer_scale_under_the_names_of_deit3(tmp_path: Path) -> None:
-    def make() -> nn.Module:
-        return timm.create_model("deit3_small_patch16_224", num_classes=4, img_size=32, **SMALL)
-
-    source = shaken(make())
-    state = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value
-             for name, value in source.state_dict().items()}  # fmt: skip
-    torch.testing.assert_close(
-        output(loaded({"model": state}, make(), tmp_path), 32), output(source, 32)
-    )
-
-
-def test_dinov3_under_its_authors_names(tmp_path: Path) -> None:
-    small = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+@pytest.mark.parametrize("published", PUBLISHED)
+def test_a_file_of_its_authors_brings_the_encoder(published: str, tmp_path: Path) -> None:
+    arch, swaps, beside = PUBLISHED[published]
 
     def make() -> nn.Module:
-        return timm.create_model("vit_small_patch16_dinov3", num_classes=0, img_size=32, **small)
+        return timm.create_model(arch, num_classes=0, img_size=32, **SMALL)
 
     source = shaken(make())
-    swaps = (("reg_token", "storage_tokens"), ("gamma_1", "ls1.gamma"), ("gamma_2", "ls2.gamma"))
-    state: State = {"mask_token": torch.zeros(1, 32), "rope_embed.periods": torch.ones(4)}
+    state = dict(beside)
     for name, value in source.state_dict().items():
-        for ours, theirs in swaps:
+        for ours, theirs in swaps.items():
             name = name.replace(ours, theirs)
         state[name] = value
-    torch.testing.assert_close(
-        output(loaded({"teacher": state}, make(), tmp_path), 32), output(source, 32)
-    )
+    given = loaded({"teacher": state}, make(), tmp_path)
+    torch.testing.assert_close(output(given, 32), output(source, 32))
 
 
 @pytest.mark.parametrize("size", [32, 64])
@@ -377,7 +354,7 @@ def test_two_models_that_fit_are_refused_and_the_key_chooses(
     states = {prefix: tiny_vit(seed=seed).state_dict() for seed, prefix in enumerate(pair)}
     flat = {k: v for prefix in pair[::order] for k, v in below(prefix, states[prefix]).items()}
     labels = [prefix.rstrip(".") or "." for prefix in pair]
-    with pytest.raises(UserError, match="holds 2 models that fit equally well") as refusal:
+    with refuses("holds 2 models that fit equally well") as refusal:
         loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path)
     assert all(label in str(refusal.value) for label in labels)
     assert "model.teacher.checkpoint_key=" in str(refusal.value)
@@ -385,9 +362,7 @@ def test_two_models_that_fit_are_refused_and_the_key_chooses(
         if prefix:
             given = loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path, part=label)
             assert torch.equal(given.head.weight, states[prefix]["head.weight"])
-    with pytest.raises(
-        UserError, match=r"checkpoint_key\): no model below 'nobody'; models are below: "
-    ):
+    with refuses(r"checkpoint_key\): no model below 'nobody'; models are below: "):
         loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path, part="nobody")
 
 
@@ -424,7 +399,7 @@ def test_two_models_of_another_library_are_refused_too(tmp_path: Path) -> None:
     first, second = transformers_state("registers"), transformers_state("registers")
     second["layernorm.weight"] = second["layernorm.weight"] + 1
     flat = {**below("student.", first), **below("teacher.", second)}
-    with pytest.raises(UserError, match=r"below student, teacher"):
+    with refuses(r"below student, teacher"):
         loaded(flat, dino("registers", NATIVE), tmp_path)
     given = loaded(flat, dino("registers", NATIVE), tmp_path, part="teacher")
     assert torch.equal(given.norm.weight, second["layernorm.weight"])
@@ -435,7 +410,7 @@ def test_a_head_of_another_model_is_not_taken_for_the_missing_one(tmp_path: Path
     other = {
         k: v for k, v in tiny_vit(seed=2).state_dict().items() if not k.startswith("blocks.1.")
     }
-    with pytest.raises(UserError, match=r"head.weight is missing"):
+    with refuses(r"head.weight is missing"):
         loaded(
             {**below("net.backbone.", body), **below("teacher.", other)}, tiny_vit(seed=3), tmp_path
         )

@@ -1,6 +1,5 @@
 """Models of one's own: by a builder's class path, and vision models of transformers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import kd
-from kd.cli import eval_main, train_main
-from kd.errors import UserError
+from kd.cli import eval_main
 from kd.models import StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.models.own import build_own
 from kd.teachers import build_teacher
-from tests._helpers import CLASSES
-from tests._runs import run, run_folders
+from tests._files import read_json, write_json
+from tests._helpers import CLASSES, Refusal, refuses
+from tests._runs import run, summary_of
 
 PICTURES = torch.randint(
     0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -86,7 +85,7 @@ OURS = [
 
 
 def test_a_builder_of_ones_own_trains_and_comes_back(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     hint = (
         "model.distill_losses.hint={class_path: HintLoss}",
@@ -102,14 +101,13 @@ def test_a_builder_of_ones_own_trains_and_comes_back(
     assert (
         "model.student: built by Nets, not timm's vit_tiny_patch16_224" in capsys.readouterr().out
     )
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["student"]["arch"] == "Nets"
     assert eval_main([str(folder)]) == 0
-    found = json.loads((folder / "eval_val.json").read_text())
+    found = read_json(folder / "eval_val.json")
     assert found["student"]["acc1"] == summary["student"]["best_val"]["acc1"]
-    with pytest.raises(
-        UserError,
-        match=r"built by tests.models.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)",
+    with refuses(
+        r"built by tests.models.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)"
     ):
         kd.load_student(folder / "student.safetensors")
     assert kd.load_student(folder / "student.safetensors", Nets)[2] == list(CLASSES)
@@ -119,14 +117,12 @@ def test_a_builder_of_ones_own_trains_and_comes_back(
     )
     # as the teacher of the next run, whose folder says who builds it
     again = [f"model.teacher={{checkpoint: {folder}, img_size: 32}}", "trainer.max_epochs=1"]
-    assert train_main([f"recipe={recipe}", *again]) == 2
-    assert (
-        "was built by tests.models.test_own_models.Nets; name it and its arguments"
-        in capsys.readouterr().err
+    assert "was built by tests.models.test_own_models.Nets; name it and its arguments" in refusal(
+        "train", [f"recipe={recipe}", *again]
     )
     builder = "{class_path: tests.models.test_own_models.Nets, init_args: {width: 12}}"
     again[0] = f"model.teacher={{checkpoint: {folder}, img_size: 32, builder: {builder}}}"
-    assert train_main([f"recipe={recipe}", *again]) == 0
+    run(recipe, *again)
 
 
 @pytest.mark.parametrize("form", ["tensor", "tuple", "dict", "object"])
@@ -137,45 +133,6 @@ def test_what_a_model_may_give(form: str) -> None:
     model = teacher.model.model.eval()
     model.form = "tensor"
     torch.testing.assert_close(teacher(PICTURES), model(PICTURES / 255))
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (
-            [*OURS, "model.student.builder.form=none"],
-            "a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a tuple, got NoneTy",
-        ),
-        (
-            [OURS[0], OURS[3]],
-            "model.student.mean: Nets does not say what its model takes, so the settings must, for example "
-            "model.student.mean=[0.5,0.5,0.5] model.student.std=[0.5,0.5,0.5]",
-        ),
-        (["model.student.builder=collections.OrderedDict"], "model.student.builder"),
-        (
-            ["model.student.builder=tests.models.test_own_models.Bare"],
-            "it needs the method build(self, num_classes: int, img",
-        ),
-        (
-            ["model.student.builder=tests.models.test_own_models.Keeper", *OURS[1:]],
-            "model.student.builder: Keeper has attributes that the student's file can't hold",
-        ),
-        (
-            [*OURS, "model.student.inherit=true"],
-            "model.student.inherit: the student must be a plain vision transf",
-        ),
-        (
-            [*OURS, "model.student.grad_checkpointing=true"],
-            "grad_checkpointing: Net has no set_grad_checkpointing",
-        ),
-    ],
-)
-def test_what_a_builder_lacks_is_told_in_a_line(
-    items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    assert message in capsys.readouterr().err
-    assert not run_folders(recipe)
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
@@ -227,7 +184,7 @@ def saved(
         "image_mean": [0.1, 0.2, 0.3],
         "image_std": [0.3, 0.2, 0.1],
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    write_json(folder / "preprocessor_config.json", pixels)
     return model
 
 
@@ -268,35 +225,26 @@ def test_the_size_of_an_inner_vision_model_counts(hugging_face: Any, tmp_path: P
 def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
     make = hugging_face.HuggingFaceBuilder
     saved("vit", tmp_path / "five", ("a", "b", "c", "d", "e"))
-    with pytest.raises(
-        UserError, match=r"model.teacher.class_map: the teacher has no class 'apple'"
-    ):
+    with refuses(r"model.teacher.class_map: the teacher has no class 'apple'"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, CLASSES)
-    with pytest.raises(
-        UserError, match=r"model.teacher.builder: hf_five names 5 classes, the data has 4"
-    ):
+    with refuses(r"model.teacher.builder: hf_five names 5 classes, the data has 4"):
         build_model(
             TeacherSpec(builder=make(str(tmp_path / "five"))), 4, "model.teacher", head=True
         )
     unknown = "builder.path: .*nowhere is no model of transformers"
-    with pytest.raises(UserError, match=rf"^model.teacher.{unknown}"):
+    with refuses(rf"^model.teacher.{unknown}"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, CLASSES)
-    with pytest.raises(
-        UserError, match=r"^model.student.builder: hf_five teaches alone; a student"
-    ):
+    with refuses(r"^model.student.builder: hf_five teaches alone; a student"):
         build_model(StudentSpec(builder=make(str(tmp_path / "five"))), 5, "model.student")
     from transformers import AutoModel, ViTConfig
 
     AutoModel.from_config(ViTConfig(**HF["vit"])).save_pretrained(tmp_path / "headless")
-    with pytest.raises(
-        UserError,
-        match=r"hf_headless has no classifier \(model.teacher.head=false: its features teach\)",
-    ):
+    with refuses(r"hf_headless has no classifier \(model.teacher.head=false: its features teach\)"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless"))), 4, CLASSES)
     (tmp_path / "headless" / "model.safetensors").unlink()
     timm_file = timm.create_model("test_vit").state_dict()
     torch.save(timm_file, tmp_path / "headless" / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"does not fit ViTModel: .* missing"):
+    with refuses(r"does not fit ViTModel: .* missing"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless")), head=False), 4, CLASSES)
 
 

@@ -1,7 +1,6 @@
 """An architecture found by the names and shapes of a file's tensors, or by what a trainer has saved beside them."""
 
 import argparse
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 
 from kd.cli import train_main
-from kd.errors import UserError
 from kd.models import StudentSpec, TeacherSpec, build_model
 from kd.models.recognise import FILE, meta_model, recognise
 from kd.models.weights import About, about
@@ -20,8 +18,10 @@ from kd.run import assemble
 from kd.run.run import settings_of
 from kd.run.train_first import what_files_say
 from scripts.timm_tensors import missing
-from tests._helpers import ARCH, TINY, draw_folder, tiny_vit
+from tests._files import read_json
+from tests._helpers import ARCH, TINY, Prints, draw_folder, refuses, tiny_vit
 from tests._hub import hub_with
+from tests._runs import summary_of
 
 TEN = {
     "vit_tiny_patch16_224": 64,
@@ -39,7 +39,7 @@ TEN = {
 
 
 def test_the_table_is_of_this_timm() -> None:
-    table = json.loads(FILE.read_text())
+    table = read_json(FILE)
     if table["timm"] != timm.__version__:
         pytest.skip(f"the table is of timm {table['timm']}")
     assert missing(step=97) == []
@@ -176,22 +176,16 @@ def test_typed_settings_of_what_follows_a_teacher_stay(key: str, bare: Path) -> 
 
 def test_a_typed_architecture_that_has_other_tensors_names_the_files(bare: Path) -> None:
     spec = TeacherSpec("convnext_atto", checkpoint=str(bare))
-    with pytest.raises(
-        UserError,
-        match=r"; these are vit_tiny_patch16_224's: model.teacher.arch=vit_tiny_patch16_224$",
-    ):
+    with refuses(r"; these are vit_tiny_patch16_224's: model.teacher.arch=vit_tiny_patch16_224$"):
         build_model(spec, 4, "model.teacher", head=True)
 
 
-def test_two_words_are_enough(
-    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_words_are_enough(bare: Path, tmp_path: Path, prints: Prints) -> None:
     """The recipe's teacher, sizes and student give way to a file's."""
     pictures = draw_folder(tmp_path / "pictures")
     own = ["config=debug", "preflight=off", f"runs_dir={tmp_path / 'runs'}"]
     words = [f"data.source.root={pictures}", f"model.teacher.checkpoint={bare}"]
-    assert train_main(["recipe=distill", *words, *own]) == 0
-    said = capsys.readouterr().out
+    said = prints("train", ["recipe=distill", *words, *own])
     assert (
         f"model.teacher: vit_tiny_patch16_224 at 32 px, as the tensors in {bare} show; with equal tensors: "
         "vit_tiny_patch16_384, deit_tiny_patch16_224 (model.teacher.arch=NAME)"
@@ -200,7 +194,7 @@ def test_two_words_are_enough(
         "model.student.arch=auto model.student.kwargs={} data.img_size=32 model.student.img_size=32, "
         "as the teacher is vit_tiny_patch16_224"
     ) in said
-    summary = json.loads((tmp_path / "runs" / "distill" / "000" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "runs" / "distill" / "000")
     assert summary["student"]["start"] == "inherited"
 
 
@@ -222,7 +216,7 @@ def test_two_words_for_a_family_that_gives_no_start(
         "model.student: resnet18, as no student can start from the layers of test_efficientnet; it starts from "
         "timm's pre-trained weights"
     ) in capsys.readouterr().out
-    summary = json.loads((tmp_path / "runs" / "distill" / "000" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "runs" / "distill" / "000")
     assert summary["student"]["start"] == "pre-trained"
 
 
