@@ -17,6 +17,7 @@ from kd.machine import shipped
 from kd.run.needs import check_needs
 from kd.run.pictures import list_to_train
 from kd.run.request import translate
+from tests._helpers import refuses
 
 NAMES = (
     "HuggingFace",
@@ -80,7 +81,7 @@ def test_a_source_is_listed_checked_and_trained_on_by_its_own_file(
         f"data.source.root={tmp_path}",
     ]
     config = translate(words).resolved()
-    with pytest.raises(UserError, match=f"data.source.root: no pictures below {tmp_path}/train"):
+    with refuses(f"data.source.root: no pictures below {tmp_path}/train"):
         list_to_train(config)
     for split in ("train", "val"):
         for name in "aabb":
@@ -91,7 +92,7 @@ def test_a_source_is_listed_checked_and_trained_on_by_its_own_file(
     assert splits is not None
     assert splits.info().counts == [2, 2]
     monkeypatch.setattr(Listed, "needs", ("no_such_package", "hf"))
-    with pytest.raises(UserError, match="data.source: Listed needs the extra hf"):
+    with refuses("data.source: Listed needs the extra hf"):
         check_needs(config)
 
 

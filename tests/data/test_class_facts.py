@@ -1,7 +1,6 @@
 """Numbers that belong to classes: read, checked, carried with the student, shown with its predictions."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,9 @@ import pytest
 from kd.cli import export_main, predict_main, train_main
 from kd.data.class_facts import picture_facts, read_class_facts
 from kd.data.info import DataInfo
-from kd.errors import UserError
 from kd.ship.export.manifest import FILE, manifest_of
 from kd.ship.serving.answers import answer
+from tests._files import read_json
 from tests._helpers import CLASSES, draw_folder, write_recipe
 
 
@@ -21,25 +20,6 @@ def test_the_expectation_is_under_the_probabilities_of_known_classes() -> None:
     found = picture_facts(facts, np.array([0.2, 0.3, 0.5]))["kcal"]
     assert found == {"of_label": None, "expected": pytest.approx((0.2 * 100 + 0.3 * 300) / 0.5)}
     assert picture_facts(facts, np.array([0.1, 0.9, 0.0]))["kcal"]["of_label"] == 300.0
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("class,kcal\npear,4", "names the class 'pear' that the data does not have"),
-        ("class,kcal\napple,many", "kcal of 'apple' is 'many', which is not a number"),
-        ("class\napple", "needs a header"),
-        ("class,kcal\napple,52\nbread,250\napple,61", "names the class 'apple' twice"),
-        ("class,kcal,price, kcal\napple,52,1,61", "names a number twice: kcal, price, kcal"),
-        ("class,kcal\napple,1,200", "has more fields for 'apple' than the header"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: Path) -> None:
-    file = tmp_path / "facts.csv"
-    file.write_text(text)
-    with pytest.raises(UserError, match="data.class_facts: ") as raised:
-        read_class_facts(str(file), DataInfo(CLASSES))
-    assert reason in str(raised.value)
 
 
 def test_fields_that_are_missing_or_empty_are_not_known(tmp_path: Path) -> None:
@@ -65,9 +45,6 @@ def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
     assert all(row["kcal_of_label"] == known[row["label_1"]] for row in rows)
     assert all(52 <= float(row["kcal_expected"]) <= 370 for row in rows)
     assert export_main([str(run), "to=hub"]) == 0
-    manifest = manifest_of(json.loads((run / "export" / "hub" / FILE).read_text()))
+    manifest = manifest_of(read_json(run / "export" / "hub" / FILE))
     assert answer(np.array([0.0, 9.0, 0.0, 0.0]), manifest, 1)["facts"]["kcal"]["of_label"] == 250.0
-    assert (
-        json.loads((run / "export" / "hub" / "manifest.json").read_text())["facts"]["kcal"][3]
-        is None
-    )
+    assert read_json(run / "export" / "hub" / "manifest.json")["facts"]["kcal"][3] is None

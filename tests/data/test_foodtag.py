@@ -15,7 +15,7 @@ import pytest
 from kd import progress
 from kd.data.sources import FoodTagCalories, FoodTagMini, foodtag
 from kd.data.sources.foodtag import drawing_program
-from kd.errors import UserError
+from tests._helpers import refuses
 
 build, draw, portion_of = (
     drawing_program().build,
@@ -125,15 +125,7 @@ def test_intact_set_is_left_alone(first: Path, capsys: pytest.CaptureFixture[str
 
 
 # a file that is not there has no sum, as a changed one has another; what is not listed is a file or a folder
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "changed",
-        "sums",
-        "folder",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("missing", "extra")),
-    ],
-)
+@pytest.mark.parametrize("damage", ["changed", "sums", "folder"])
 def test_damage_is_named_and_repaired(
     first: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,11 +135,6 @@ def test_damage_is_named_and_repaired(
         data = bytearray(victim.read_bytes())
         data[len(data) // 2] ^= 1
         victim.write_bytes(bytes(data))
-    elif damage == "missing":
-        victim.unlink()
-    elif damage == "extra":
-        victim = victim.with_name("zzz.jpg")
-        victim.write_bytes(b"")
     elif damage == "folder":
         victim = first / "train" / "aaa"
         victim.mkdir()
@@ -190,15 +177,6 @@ def test_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [root.name]
 
 
-@pytest.mark.slow  # the fixture ``first`` is built in this process, which has imported it too
-def test_build_within_a_process_that_imported_torch(first: Path, tmp_path: Path) -> None:
-    program = "import torch; torch.ones(64, 64) @ torch.ones(64, 64); " + PROGRAM
-    command = [sys.executable, "-c", program, str(tmp_path), "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert contents(Path(done.stdout.strip())) == contents(first)
-
-
 @pytest.mark.parametrize("kind", [FoodTagMini, FoodTagCalories])
 def test_a_test_split_is_drawn_when_it_is_read_and_shares_no_picture(
     kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,7 +190,7 @@ def test_a_test_split_is_drawn_when_it_is_read_and_shares_no_picture(
     assert source.has("test") and len(test.targets) == len(CLASSES)
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.rglob("*.jpg")]
     assert len(set(sums)) == len(sums) == 3 * len(CLASSES)
-    with pytest.raises(UserError, match="split: FoodTag has the splits .*, got 'other'"):
+    with refuses("split: FoodTag has the splits .*, got 'other'"):
         source.load("other")
 
 

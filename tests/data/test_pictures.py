@@ -1,7 +1,6 @@
 """Pictures as they come: damaged, huge, of rare kinds, and what only looks like a picture."""
 
 import io
-import json
 import os
 import struct
 import threading
@@ -14,14 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from kd.cli import train_main
 from kd.data import scan
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder
-from kd.errors import UserError
 from kd.storage.decoding import TooLarge, decoded, open_picture
-from tests._helpers import draw_folder
+from tests._files import read_json
+from tests._helpers import Prints, draw_folder, refuses
 
 RNG = np.random.RandomState(0)
 PIXELS = RNG.randint(0, 255, (40, 44, 3), np.uint8)
@@ -52,6 +50,9 @@ DAMAGED = {
     "bit.png": png(44, 40, TURNED),
     "larger.png": png(400, 400, PACKED),
     "cut.png": png(44, 40, PACKED)[:2000],
+    "half.jpg": encoded(PIXELS, "JPEG")[:700],
+    "text.jpg": b"not a picture",
+    "empty.jpg": b"",
 }
 
 
@@ -67,20 +68,24 @@ def module(root: Path, **kwargs: object) -> DistillationDataModule:
 
 
 @pytest.mark.parametrize("engine", ["torch", "device"])
-def test_a_damaged_png_is_named_or_left_out_and_never_ends_the_process(
+def test_a_damaged_picture_is_named_or_left_out_and_never_ends_the_process(
     folder: Path, engine: str
 ) -> None:
     for name, data in DAMAGED.items():
         (folder / "train" / "apple" / name).write_bytes(data)
     data = module(folder, engine=engine)
-    assert data.info.train == 17  # listed, not decoded
-    with pytest.raises(UserError, match="5 damaged pictures") as error:
+    assert data.info.train == 20  # listed, not decoded
+    with refuses("8 damaged pictures") as error:
         data.prepare_data()
     assert all(name in str(error.value) for name in DAMAGED)
     assert not any(word in str(error.value) for word in ("\n", ".cpp", "Errno"))
     kept = module(folder, engine=engine, on_bad_image="skip")
-    assert (kept.info.train, len(kept.splits.skipped)) == (12, 5)
-    assert sum(len(batch["index"]) for batch in kept.train_dataloader()) == 12
+    assert (kept.info.train, len(kept.splits.skipped)) == (12, 8)
+    targets, seen = kept.split("train").targets, 0
+    for batch in kept.train_dataloader():
+        assert [targets[i] for i in batch["index"]] == batch["target"].tolist()
+        seen += len(batch["index"])
+    assert seen == 12
 
 
 def test_a_picture_that_claims_to_be_huge_is_refused_by_its_header(folder: Path) -> None:
@@ -93,7 +98,7 @@ def test_a_picture_that_claims_to_be_huge_is_refused_by_its_header(folder: Path)
         with pytest.raises(RuntimeError, match=r"data\.max_pixels"):
             decode(data)
     assert time.monotonic() - start < 5
-    with pytest.raises(UserError, match="44 x 40 pixels are more than data.max_pixels=1000"):
+    with refuses("44 x 40 pixels are more than data.max_pixels=1000"):
         module(folder, max_pixels=1000).prepare_data()
     with pytest.raises(ValueError, match="max_pixels must be >= 1, got 0"):
         module(folder, max_pixels=0)
@@ -145,7 +150,7 @@ def test_what_is_no_picture_file_is_named(folder: Path) -> None:
         sparse.truncate(8 * 10**9)
     Image.fromarray(PIXELS).save(place / "eps.jpg", format="EPS")
     Path(os.fsdecode(os.fsencode(place) + b"/caf\xe9.jpg")).write_bytes(encoded(PIXELS, "JPEG"))
-    with pytest.raises(UserError, match="5 damaged pictures") as error:
+    with refuses("5 damaged pictures") as error:
         module(folder).prepare_data()
     for text in (
         "pipe.jpg (is a named pipe; only a regular file is read)", "zeros.png (is a device; only",
@@ -158,7 +163,7 @@ def test_what_is_no_picture_file_is_named(folder: Path) -> None:
 
 def test_a_class_folder_whose_name_is_not_utf_8(folder: Path) -> None:
     Path(os.fsdecode(os.fsencode(folder / "train") + b"/caf\xe9")).mkdir()
-    with pytest.raises(UserError, match=r"train/caf\\udce9 is not UTF-8"):
+    with refuses(r"train/caf\\udce9 is not UTF-8"):
         _ = module(folder).info
 
 
@@ -194,7 +199,7 @@ def test_many_pictures_are_looked_at_by_their_headers(
     monkeypatch.setattr("kd.data.scan.ALL_UP_TO", 10)
     (folder / "train" / "apple" / "bit.png").write_bytes(DAMAGED["bit.png"])
     module(folder).prepare_data()
-    with pytest.raises(UserError, match="1 damaged picture"):
+    with refuses("1 damaged picture"):
         module(folder, check="all").prepare_data()
 
 
@@ -216,7 +221,7 @@ def test_of_several_processes_one_looks(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "3", '{"999": "x"}', '{"a": 1}', '{"0": ', '{"-1": "x"}', "null"]
+    "content", ["", "{}", "[]", "3", '{"999": "x"}', '{"a": 1}', '{"0": ', '{"-1": "x"}', "null"]
 )
 def test_a_damaged_note_of_an_earlier_look_is_written_anew(
     folder: Path, tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +234,7 @@ def test_a_damaged_note_of_an_earlier_look_is_written_anew(
         assert (data.info.train, len(data.splits.skipped)) == (12, 1)
         notes = list((tmp_path / "cache" / "scans").glob("*.json"))
         assert len(notes) == 2
-        assert all(isinstance(json.loads(note.read_text()), dict) for note in notes)
+        assert all(isinstance(read_json(note), dict) for note in notes)
         for note in notes:
             note.write_text(content)
 
@@ -238,7 +243,7 @@ def test_a_damaged_note_of_an_earlier_look_is_written_anew(
 
 
 def test_pictures_are_found_at_any_depth_and_what_is_left_out_is_said(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, prints: Prints
 ) -> None:
     root = draw_folder(tmp_path / "own", train=12, val=4)
     below = root / "train" / "apple" / "2024" / "may"
@@ -246,8 +251,7 @@ def test_pictures_are_found_at_any_depth_and_what_is_left_out_is_said(
     (below / "x.jpg").write_bytes(encoded(PIXELS, "JPEG"))
     (below / "y.heic").write_bytes(b"heic")
     (root / "val" / "apple" / "notes.txt").write_text("")
-    assert train_main([f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"]) == 0
-    out = capsys.readouterr().out
+    out = prints("train", [f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"])
     assert (
         "49 training and 16 validation pictures, 4 classes; left out: 1 of .heic, 1 of .txt" in out
     )

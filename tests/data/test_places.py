@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from kd.data.sources.places import folder_here, joined, list_at, pictures_below
 from kd.data.sources.webdataset import braces
-from kd.errors import UserError
+from tests._helpers import refuses
 
 
 def test_a_path_below_another_one_in_its_shortest_form() -> None:
@@ -24,7 +22,7 @@ def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:
     assert sorted(Path(file).name for file in found) == ["b.JPG", "c.png"]
     assert others == {".txt": 1}
     assert list_at(str(tmp_path / "notes.txt"), "data.source.train") == b"x"
-    with pytest.raises(UserError, match=r"data.source.train: /.*/none.csv not found"):
+    with refuses(r"data.source.train: /.*/none.csv not found"):
         list_at(str(tmp_path / "none.csv"), "data.source.train")
 
 
@@ -32,10 +30,10 @@ def test_a_list_that_is_not_read_is_refused_by_its_setting(tmp_path: Path) -> No
     file = tmp_path / "train.csv"
     with file.open("wb") as sparse:
         sparse.truncate(2**30 + 1)
-    with pytest.raises(UserError, match=r"^data.source.train: /.*/train.csv can't be read: has"):
+    with refuses(r"^data.source.train: /.*/train.csv can't be read: has"):
         list_at(str(file), "data.source.train")
 
 
 def test_a_pattern_of_too_many_shards_is_refused() -> None:
-    with pytest.raises(UserError, match="data.source.train: .* at most 1,000,000 shards"):
+    with refuses("data.source.train: .* at most 1,000,000 shards"):
         braces("{0..999}{0..999}{0..999}", "data.source.train")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kd.config.parts import classes
-from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.report.card import card
 from kd.report.records import RunRecords
@@ -20,7 +19,7 @@ from kd.storage.elsewhere import matching
 from kd.storage.of_weights import EXPORTS, exports, write_of_weights
 from kd.storage.run_urls import on_disk
 from kd.storage.shown import masked, without_secrets
-from tests._helpers import ROOT
+from tests._helpers import ROOT, refuses
 
 
 def limited(seconds: int, gigabytes: int) -> None:
@@ -131,10 +130,10 @@ def test_a_folder_that_a_class_writes_to_is_the_runs_own(value: str) -> None:
             written.append(one.short)
             node: Any = {"class_path": one.name, "init_args": {name: value}}
             key = places.get(one.kind, "data.source")
-            with pytest.raises(UserError, match=rf"{name}:? (must lie|a file from)"):
+            with refuses(rf"{name}:? (must lie|a file from)"):
                 check_foreign(Path("x"), [{key: [node] if one.kind == "callback" else node}], [])
     for key in ("default_root_dir", "profiler.filename"):
-        with pytest.raises(UserError, match=f"trainer.{key} must lie in the run's folder"):
+        with refuses(f"trainer.{key} must lie in the run's folder"):
             check_foreign(Path("x"), [{f"trainer.{key}": "../victim"}], [])
     assert {"ModelCheckpoint", "CSVLogger", "SimpleProfiler", "Food101"} <= {*written}
 
@@ -163,7 +162,7 @@ def test_a_journal_describes_no_endless_grid(kind: dict[str, Any], tmp_path: Pat
 
     line = json.dumps({"op_code": 5, "distribution": json.dumps(kind)})
     (tmp_path / JOURNAL).write_text(f"{line}\n")
-    with pytest.raises(UserError, match="line 1: a grid of 1000000000000 values, at most 10000000"):
+    with refuses("line 1: a grid of 1000000000000 values, at most 10000000"):
         Study(tmp_path, ["maximize"], "grid", "none", 1, 0)
 
 

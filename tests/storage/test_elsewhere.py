@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,12 @@ from kd.run.request import Request
 from kd.run.resolve import resolve
 from kd.run.run import Run
 from kd.run.trust import Trust
-from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
+from kd.storage.elsewhere import mapping_of, yaml_of
 from kd.storage.of_weights import write_of_weights
-from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
+from tests._files import read_json, read_yaml, write_json
+from tests._helpers import TINY, Refusal, draw_folder, save_teacher, write_recipe
+from tests._runs import run as trained
+from tests._runs import summary_of
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe: Path) -> Path:
     """A finished run, as a stranger would send one."""
-    assert main("train", [f"recipe={recipe}"]) == 0
+    trained(recipe)
     return recipe.parent / "runs" / "tiny" / "000"
 
 
@@ -64,15 +69,18 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("evil_code", None)
 
 
-def refused(program: str, items: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+@pytest.fixture
+def refused(refusal: Refusal) -> Refusal:
     """The one line with which a command refuses."""
-    capsys.readouterr()
-    assert main(program, items) == 2
-    said = capsys.readouterr().err.splitlines()
-    # a package that no test before has imported is announced
-    lines = [x for x in said if x.startswith("kd-") and not re.search(r": loading \w+ \.\.\.$", x)]
-    assert len(lines) == 1, lines
-    return lines[0]
+
+    def line_of(program: str, items: Sequence[str]) -> str:
+        # a package that no test before has imported is announced
+        lines = [x for x in refusal(program, items).splitlines()
+                 if x.startswith("kd-") and not re.search(r": loading \w+ \.\.\.$", x)]  # fmt: skip
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    return line_of
 
 
 def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
@@ -146,19 +154,25 @@ RECIPES = {
 }  # fmt: skip
 
 
+SEVERAL = ("interpolated", "text of losses", "a function of ours")
+"""Those that come by each way: the ways lead to one reader."""
+
+
 def spoilt(settings: dict, marker: Path) -> dict:
     return json.loads(json.dumps(settings).replace("MARKER", str(marker)))
 
 
-@pytest.mark.parametrize("way", ["recipe", "config", "resume", "cache"])
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [*((kind, "recipe") for kind in RECIPES), *product(SEVERAL, ["config", "resume", "cache"])],
+)
 def test_a_recipe_from_elsewhere_runs_nothing(
     kind: str,
     way: str,
     recipe: Path,
     request: pytest.FixtureRequest,
     evil: Path,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refusal,
 ) -> None:
     own = spoilt(RECIPES[kind], evil)
     if way == "resume":
@@ -167,11 +181,9 @@ def test_a_recipe_from_elsewhere_runs_nothing(
     else:
         file = evil.parent / "x.yaml"
         items = [f"recipe={recipe}", f"config={file}"] if way == "config" else [f"recipe={file}"]
-    base = (
-        {} if way == "config" else yaml.safe_load((file if way == "resume" else recipe).read_text())
-    )
+    base = {} if way == "config" else read_yaml(file if way == "resume" else recipe)
     file.write_text(yaml.safe_dump(merged(base, own), explicit_end=True))
-    refused("cache" if way == "cache" else "train", items, capsys)
+    refused("cache" if way == "cache" else "train", items)
     assert not evil.exists() and "evil_code" not in sys.modules
 
 
@@ -193,12 +205,12 @@ def test_a_search_from_elsewhere_names_no_code(
     recipe: Path,
     evil: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refusal,
 ) -> None:
     file = evil.parent / "tune.yaml"
     file.write_text(f"search: {{trainer.callbacks: [{space}]}}\n")
     monkeypatch.chdir(recipe.parent)  # the recipe is one's own
-    assert "names evil_code.Evil" in refused("tune", [f"recipe={recipe}", f"tune={file}"], capsys)
+    assert "names evil_code.Evil" in refused("tune", [f"recipe={recipe}", f"tune={file}"])
     assert not evil.exists()
 
 
@@ -206,7 +218,7 @@ def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
     recipe: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refusal,
 ) -> None:
     (tmp_path / "counted_builds.py").write_text(
         "from pytorch_lightning import Callback\n\nclass Counts(Callback):\n"
@@ -218,9 +230,7 @@ def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
     for number in (1, -1):
         callbacks = f"trainer.callbacks=[{{class_path: counted_builds.Counts, init_args: {{number: {number}}}}}]"
         line = refused(
-            "train",
-            [f"recipe={recipe}", callbacks, "model.distill_losses.kd.temperature=-1"],
-            capsys,
+            "train", [f"recipe={recipe}", callbacks, "model.distill_losses.kd.temperature=-1"]
         )
         log = tmp_path / "counted_builds.py.log"
         assert len(log.read_text() if log.exists() else "") <= 1
@@ -264,7 +274,7 @@ BUILDERS = {
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_a_students_file_runs_nothing(
-    kind: str, copied: Path, recipe: Path, evil: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, copied: Path, recipe: Path, evil: Path, refused: Refusal
 ) -> None:
     import evil_code  # noqa: F401 - a builder that is there already is as little to be run
 
@@ -273,11 +283,9 @@ def test_a_students_file_runs_nothing(
     respoken(file, builder=spoilt({"b": BUILDERS[kind]}, evil)["b"])
     with pytest.raises(UserError, match="student.safetensors: "):
         kd.load_student(file)
-    for program in ("eval", "predict", "export", "latency"):
+    for program in ("eval", "predict", "export", "latency") if kind == "a module's" else ():
         more = {"predict": [str(recipe.parent / "data" / "val")], "export": ["to=onnx"]}
-        assert "student.safetensors: " in refused(
-            program, [str(copied), *more.get(program, [])], capsys
-        )
+        assert "student.safetensors: " in refused(program, [str(copied), *more.get(program, [])])
     assert not evil.exists()
 
 
@@ -342,12 +350,12 @@ def test_a_transformers_folder_runs_none_of_its_code(
         "model_type": "x",
         "auto_map": {"AutoConfig": "configuration_x.X", "AutoModel": "configuration_x.X"},
     }
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    write_json(tmp_path / "config.json", said)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # it must not be asked
     with pytest.raises(UserError, match="is no model of transformers"):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "vit", "attn_implementation": "owner/kernel"})
+    write_json(
+        tmp_path / "config.json", {"model_type": "vit", "attn_implementation": "owner/kernel"}
     )
     assert HuggingFaceBuilder(str(tmp_path))._config()._attn_implementation != "owner/kernel"
     assert not evil.exists()
@@ -373,7 +381,7 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(
     )
     kind = "pytorch_lightning.callbacks.ModelCheckpoint"
     given = {"monitor": "val/acc1", "mode": "max", "filename": "theirs"}
-    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config = read_yaml(copied / "config.yaml")
     config["trainer"]["callbacks"] = [{"class_path": kind, "init_args": given}]
     (copied / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
     own = {
@@ -394,9 +402,7 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(
     assert (copied / "checkpoints" / "theirs.ckpt").is_file()
 
 
-def test_latest_of_elsewhere_names_no_path(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latest_of_elsewhere_names_no_path(copied: Path, refused: Refusal) -> None:
     victim = copied.parents[2] / "victim"
     copied.rename(victim)
     before = sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()
@@ -408,9 +414,9 @@ def test_latest_of_elsewhere_names_no_path(
         latest.unlink(missing_ok=True)
         make()
         assert "must name a run's folder" in refused(
-            "train", [f"resume={latest}", "trainer.max_epochs=2"], capsys
+            "train", [f"resume={latest}", "trainer.max_epochs=2"]
         )
-        assert "must name a run's folder" in refused("eval", [str(latest)], capsys)
+        assert "must name a run's folder" in refused("eval", [str(latest)])
     assert (sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()) == before
 
 
@@ -418,14 +424,14 @@ def test_a_bucket_writes_below_the_cache_alone(
     copied: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refusal,
 ) -> None:
     pytest.importorskip("fsspec")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     recipe = copied.parent.as_uri()
     for name in ("../../victim", "..", ".hidden", "a/b", "/etc"):
         (copied.parent / "latest").write_text(name)
-        assert "must name a run's folder" in refused("train", [f"resume={recipe}/latest"], capsys)
+        assert "must name a run's folder" in refused("train", [f"resume={recipe}/latest"])
     from kd.storage.elsewhere import inside
 
     (tmp_path / "cache" / "x").mkdir(parents=True, exist_ok=True)
@@ -470,7 +476,7 @@ LINKED = (
 
 
 def test_links_in_a_run_folder_are_not_followed(
-    copied: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, recipe: Path, tmp_path: Path, refused: Refusal
 ) -> None:
     """The run is not opened, and nothing that its links lead to has changed."""
     for number, name in enumerate(LINKED):
@@ -483,7 +489,7 @@ def test_links_in_a_run_folder_are_not_followed(
             (tmp_path / f"victim-{file.name}").write_text("mine")
             file.unlink()
             file.symlink_to(tmp_path / f"victim-{file.name}")
-    assert "is a link" in refused("train", [f"resume={copied}", f"recipe={recipe}"], capsys)
+    assert "is a link" in refused("train", [f"resume={copied}", f"recipe={recipe}"])
     changed = [file.name for file in tmp_path.glob("victim*") if file.read_text() != "mine"]
     assert not changed, [LINKED[int(name[6:])] if name[6:].isdigit() else name for name in changed]
 
@@ -501,15 +507,13 @@ def bomb(levels: int) -> str:
     "text", [bomb(30), "a: &a [*a]\n", "a: " + "[" * 1_000, "a: &a {<<: *a}\n"]
 )
 def test_yaml_that_grows(
-    text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+    text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str], refused: Refusal
 ) -> None:
     (copied / "x.yaml").write_text(text)
     (copied / "config.yaml").write_text(text)
-    assert "is no YAML" in refused("train", [f"recipe={copied / 'x.yaml'}"], capsys)
-    assert "is no YAML" in refused("train", [f"resume={copied}"], capsys)
-    assert "is no YAML" in refused(
-        "tune", [f"recipe={recipe}", f"tune={copied / 'x.yaml'}"], capsys
-    )
+    assert "is no YAML" in refused("train", [f"recipe={copied / 'x.yaml'}"])
+    assert "is no YAML" in refused("train", [f"resume={copied}"])
+    assert "is no YAML" in refused("tune", [f"recipe={recipe}", f"tune={copied / 'x.yaml'}"])
     assert main("report", [str(copied)]) == 0
     assert "config.yaml can't be read" in capsys.readouterr().err
 
@@ -522,9 +526,7 @@ def test_anchors_are_fine(recipe: Path, tmp_path: Path) -> None:
     assert main("train", [f"recipe={tmp_path / 'x.yaml'}", "--print_config"]) == 0
 
 
-def test_a_program_of_torch_from_elsewhere_is_not_opened(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, refused: Refusal) -> None:
     program = copied / "export" / "torch_export" / "model.pt2"
     program.parent.mkdir(parents=True)
     program.write_bytes(b"code")
@@ -533,9 +535,7 @@ def test_a_program_of_torch_from_elsewhere_is_not_opened(
     }
     write_of_weights(copied, "export/export.json", known)
     line = refused(
-        "latency",
-        [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"],
-        capsys,
+        "latency", [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"]
     )
     assert "that this machine made" in line
 
@@ -543,9 +543,7 @@ def test_a_program_of_torch_from_elsewhere_is_not_opened(
 # -- what is cut short, and what others read ---------------------------------------------------------------------------
 
 
-def test_settings_cut_short_are_not_believed(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_cut_short_are_not_believed(copied: Path, refused: Refusal) -> None:
     config = copied / "config.yaml"
     whole = config.read_text()
     lines = whole.splitlines(keepends=True)
@@ -555,7 +553,7 @@ def test_settings_cut_short_are_not_believed(
     ]
     for text in cuts:
         config.write_text(text)
-        line = refused("train", [f"resume={copied}", "trainer.max_epochs=2"], capsys)
+        line = refused("train", [f"resume={copied}", "trainer.max_epochs=2"])
         assert any(why in line for why in ("is truncated", "is no YAML", "must hold settings"))
     config.write_text(whole)
     assert main("train", [f"resume={copied}", "trainer.max_epochs=2", "--print_config"]) == 0
@@ -565,9 +563,9 @@ BAD = "x`|<script>alert(1)</script>\n# [a](http://b) *c*"
 
 
 def test_names_in_a_card_open_no_markup(copied: Path) -> None:
-    summary = json.loads((copied / "summary.json").read_text())
+    summary = summary_of(copied)
     summary["recipe"], summary["student"]["arch"], summary["teacher"]["arch"] = BAD, BAD, BAD
-    (copied / "summary.json").write_text(json.dumps(summary))
+    write_json(copied / "summary.json", summary)
     row = {
         "model": BAD,
         "runtime": BAD,
@@ -578,12 +576,12 @@ def test_names_in_a_card_open_no_markup(copied: Path) -> None:
         "images_per_s": 1,
     }
     write_of_weights(copied, "export/latency.json", {"machine": BAD, "rows": [row]})
-    fidelity = json.loads((copied / "fidelity.json").read_text())
+    fidelity = read_json(copied / "fidelity.json")
     fidelity |= {
         "score": BAD,
         "per_class": [{"name": BAD, "count": 3, "student": 0.1, "teacher": 0.2}],
     }
-    (copied / "fidelity.json").write_text(json.dumps(fidelity))
+    write_json(copied / "fidelity.json", fidelity)
     assert main("card", [str(copied)]) == 0
     text = next(copied.glob("*.md")).read_text().split("\n---\n", 1)[1]
     assert "script" in text and not re.search(
@@ -592,14 +590,14 @@ def test_names_in_a_card_open_no_markup(copied: Path) -> None:
 
 
 def test_a_report_fetches_nothing(copied: Path) -> None:
-    fidelity = json.loads((copied / "fidelity.json").read_text())
+    fidelity = read_json(copied / "fidelity.json")
     example = {"image": "http://127.0.0.1:9/pixel.png", "name": "x"}
     good = {"image": "data:image/jpeg;base64,AAAA", "name": "y"}
     fidelity |= {
         "examples": {"lost": [example, good]},
         "colours": {"a": "url(http://127.0.0.1:9/c)", "b": "#00ff00"},
     }
-    (copied / "fidelity.json").write_text(json.dumps(fidelity))
+    write_json(copied / "fidelity.json", fidelity)
     assert main("report", [str(copied)]) == 0
     page = (copied / "report.html").read_text()
     assert "127.0.0.1:9" not in page and "#00ff00" in page
@@ -612,18 +610,10 @@ def test_a_class_name_is_one_line() -> None:
     assert as_lines(["a\nb", "c\r\u2028d", "e"]).splitlines() == ["a b", "c d", "e"]
 
 
-def test_yaml_of() -> None:
-    assert yaml_of("{a: [1, x]}") == {"a": [1, "x"]}
-
-
 @pytest.mark.parametrize("value", ["!!bool cat", "!!int ''", "!!float ''", "!!timestamp cat"])
 def test_a_yaml_tag_on_another_kind_of_value_is_a_value_error(value: str) -> None:
     with pytest.raises(ValueError, match="a tag is on a value of another kind"):
         yaml_of(f"a: {value}")
-
-
-def test_plain_name() -> None:
-    assert plain_name("003", "latest") == "003"
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '"a"', "{", "\xff"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kd.errors import UserError
 from kd.storage.elsewhere import RefusedFile, refused_file
 from kd.storage.objects import fetched, file_system, size_in, state_of_object
+from tests._helpers import refuses
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,7 @@ def test_a_refused_file_of_a_loader_process_keeps_its_words() -> None:
 
 def test_a_server_that_cannot_be_reached_is_one_line() -> None:
     """Of the protocols whose client connects as soon as it is made."""
-    with pytest.raises(
-        UserError, match=r"^runs_dir: ftp://127.0.0.1:1/runs can't be opened: .*refused"
-    ):
+    with refuses(r"^runs_dir: ftp://127.0.0.1:1/runs can't be opened: .*refused"):
         file_system("ftp://127.0.0.1:1/runs", "runs_dir")
 
 
@@ -47,5 +45,5 @@ def test_a_file_without_a_reported_size_is_refused_in_a_line(
             return {"name": path, "size": None, "type": "file"}
 
     monkeypatch.setattr("kd.storage.objects.file_system", lambda url, key: (Chunked(), url))
-    with pytest.raises(UserError, match=r"^weights: http://host/a.pth: the server reports no size"):
+    with refuses(r"^weights: http://host/a.pth: the server reports no size"):
         fetched("http://host/a.pth", "weights")

@@ -7,8 +7,8 @@ import pytest
 
 from kd.data.sources import HuggingFace
 from kd.data.sources.hugging_face import local_files
-from kd.errors import UserError
 from kd.storage.parquet_files import check_parquet
+from tests._helpers import refuses
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -39,7 +39,7 @@ def test_a_card_that_names_splits_by_files_without_one_is_no_silent_training_set
         (tmp_path / name).write_text("image,label\n")
     assert [*local_files(str(tmp_path)).by_split] == ["train"]
     (tmp_path / "README.md").write_text("---\nconfigs:\n- data_files: [{split: test}]\n---\n")
-    with pytest.raises(UserError, match=r"kd goes by their names: one.csv must name its split"):
+    with refuses(r"kd goes by their names: one.csv must name its split"):
         local_files(str(tmp_path))
 
 
@@ -58,13 +58,13 @@ def test_files_say_their_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["pandas", "xml", "csv"])
 def test_a_reader_is_no_data_set(path: str) -> None:
     pytest.importorskip("datasets")
-    with pytest.raises(UserError, match=f"must be a folder or a name on the hub, got '{path}'"):
+    with refuses(f"must be a folder or a name on the hub, got '{path}'"):
         HuggingFace(path).load("train")
 
 
 def test_files_of_another_reader_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.xml").write_text("<a/>")
-    with pytest.raises(UserError, match=r"has no files of a data set \(.parquet, .arrow, .csv"):
+    with refuses(r"has no files of a data set \(.parquet, .arrow, .csv"):
         HuggingFace(str(tmp_path)).load("train")
 
 
@@ -82,7 +82,7 @@ def test_classes_that_take_all_memory_are_refused(told: object, tmp_path: Path) 
 
     table = pa.table({"l": [0]}).replace_schema_metadata({"huggingface": json.dumps(told)})
     parquet.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="x.parquet: .*must be <= 65536"):
+    with refuses("x.parquet: .*must be <= 65536"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -95,12 +95,12 @@ def test_a_table_that_unfolds_is_refused(tmp_path: Path) -> None:
     with parquet.ParquetWriter(tmp_path / "x.parquet", schema) as file:
         for _ in range(200):  # 200 million rows in some kB
             file.write_table(pa.table({"x": column}, schema=schema))
-    with pytest.raises(UserError, match="x.parquet: unfolds to 1,600,000,000 bytes, at most"):
+    with refuses("x.parquet: unfolds to 1,600,000,000 bytes, at most"):
         check_parquet(tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="x.parquet: unfolds"):
+    with refuses("x.parquet: unfolds"):
         HuggingFace(str(tmp_path)).load("train")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="x.parquet: is no parquet file"):
+    with refuses("x.parquet: is no parquet file"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -125,7 +125,7 @@ def test_a_table_of_some_bytes_that_unfolds_is_refused(kind: str, tmp_path: Path
         for _ in range(times):
             file.write_table(table)
     assert (tmp_path / "x.parquet").stat().st_size < 2**19
-    with pytest.raises(UserError, match=r"x.parquet: (unfolds to|its texts are DELTA_BYTE_ARRAY)"):
+    with refuses(r"x.parquet: (unfolds to|its texts are DELTA_BYTE_ARRAY)"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -142,5 +142,5 @@ def test_a_table_whose_dictionary_unfolds_is_refused(kind: str, tmp_path: Path) 
         column = pa.ListArray.from_arrays(pa.array(range(2001)), column)
     parquet.write_table(pa.table({"x": column}), tmp_path / "x.parquet", store_schema=False)
     assert (tmp_path / "x.parquet").stat().st_size < 2**19
-    with pytest.raises(UserError, match="x.parquet: unfolds to 2,097,152,000 bytes, at most"):
+    with refuses("x.parquet: unfolds to 2,097,152,000 bytes, at most"):
         check_parquet(tmp_path / "x.parquet")

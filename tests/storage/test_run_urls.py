@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kd.errors import UserError
 from kd.storage.objects import file_system
 from kd.storage.run_urls import (
     KEPT,
@@ -21,6 +20,7 @@ from kd.storage.run_urls import (
 )
 from kd.storage.weights_files import weights_file
 from scripts import house
+from tests._helpers import refuses
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_links_are_refused_in_a_run_and_not_in_a_folder_of_pictures(tmp_path: Pa
     (tmp_path / "pictures" / "a.jpg").symlink_to("/data/a.jpg")
     assert run_at(str(tmp_path / "pictures")) == tmp_path / "pictures"
     (tmp_path / "pictures" / "config.yaml").touch()
-    with pytest.raises(UserError, match="a.jpg: is a link"):
+    with refuses("a.jpg: is a link"):
         run_at(str(tmp_path / "pictures"))
 
 
@@ -54,7 +54,7 @@ def test_the_folder_of_a_recipes_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KD_CACHE", str(tmp_path))
     assert folder_of_recipe("runs", "tiny") == folder_of_recipe(Path("runs"), "tiny")
     assert folder_of_recipe("s3://bucket/runs/", "tiny") == tmp_path / "runs/s3/bucket/runs/tiny"
-    with pytest.raises(UserError, match=r"^runs_dir: "):
+    with refuses(r"^runs_dir: "):
         folder_of_recipe("s3://../../../runs", "tiny")
 
 
@@ -74,7 +74,7 @@ def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) 
     for run in ("000", "latest", "latest/"):
         file = weights_file(Path(f"{recipe_in_store}/{run}"), "model.student.checkpoint")
         assert file.read_bytes() == b"weights"
-    with pytest.raises(UserError, match="^weights: run memory://urls/other/latest not found$"):
+    with refuses("^weights: run memory://urls/other/latest not found$"):
         weights_file(Path("memory://urls/other/latest"), "weights")
 
 
@@ -86,7 +86,7 @@ def test_checkpoints_that_are_not_fetched_need_no_room(
     folder = fetched_run(f"{recipe_in_store}/latest", "run", checkpoints=False)
     assert (folder / "student.safetensors").is_file()
     assert not (folder / "checkpoints").exists()
-    with pytest.raises(UserError, match="resume: .* has room for 0 MB"):
+    with refuses("resume: .* has room for 0 MB"):
         fetched_run(f"{recipe_in_store}/000", "resume")
 
 

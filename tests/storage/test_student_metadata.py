@@ -19,7 +19,7 @@ from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.ship.predict_words import answers_of
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.weights_files import read_metadata
-from tests._helpers import ROOT
+from tests._helpers import ROOT, refuses
 
 VALUES: tuple[Any, ...] = (
     None, True, 5, -1, 1.5, 10**15, "word", "a\x1b[2J\n", [], ["a"], [1, 2, 3], [[1]], [{"class_path": "os.system"}],
@@ -67,7 +67,7 @@ def test_every_reader_takes_every_value(finished: Path, tmp_path: Path, name: st
 def test_a_file_of_another_package_is_none_of_ours(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(2)}, file, {"format": "pt"})
-    with pytest.raises(UserError, match="says nothing of its model"):
+    with refuses("says nothing of its model"):
         student_metadata_in(file)
 
 
@@ -93,9 +93,7 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
     file = tmp_path / "student.safetensors"
     file.write_bytes(b"not the format of safetensors")
     for reader in (student_metadata_in, answers_of, builder_in):
-        with pytest.raises(
-            UserError, match="student.safetensors is not a readable safetensors file: "
-        ):
+        with refuses("student.safetensors is not a readable safetensors file: "):
             reader(file)
 
 
@@ -109,5 +107,5 @@ def test_a_size_is_a_side_or_height_and_width(
         )
         assert student_metadata_in(file).img_size == size
     damaged(finished / "student.safetensors", file, "img_size", value)
-    with pytest.raises(UserError, match="its metadata is damaged: img_size$"):
+    with refuses("its metadata is damaged: img_size$"):
         student_metadata_in(file)

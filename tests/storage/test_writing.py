@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import main
 from kd.errors import UserError
 from kd.storage import run_urls
 from kd.storage.checkpoints import holder_of, lock_run
@@ -37,6 +36,7 @@ from kd.storage.writing import (
     write_text,
     write_whole,
 )
+from tests._helpers import Refusal
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ NAMED = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("key", NAMED)
 def test_what_a_command_line_names_is_a_regular_file(
-    key: str, no_text: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+    key: str, no_text: Path, recipe: Path, refusal: Refusal
 ) -> None:
     for ending in (".yaml", ".csv"):
         no_text.with_name(f"x{ending}").symlink_to(no_text)
@@ -287,8 +287,7 @@ def test_what_a_command_line_names_is_a_regular_file(
         f"{key}={NAMED[key].format(x=no_text)}",
         *([] if key == "recipe" else [f"recipe={recipe}"]),
     ]
-    assert main("train", items) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-")]
+    lines = [line for line in refusal("train", items).splitlines() if line.startswith("kd-")]
     assert len(lines) == 1 and "KD_TRACEBACK" not in lines[0], lines
     assert any(str(place) in lines[0] for place in (no_text, no_text.resolve())), lines
 

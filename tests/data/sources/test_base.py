@@ -2,21 +2,14 @@
 
 from pathlib import Path
 
-from PIL import Image
-
 from kd.data.sources.base import fingerprint, identity, split_facts
 from kd.data.sources.files import FileSplit
-
-
-def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, color).save(path)
-    return path
+from tests._helpers import draw_picture
 
 
 def test_the_identity_of_a_split_follows_labels_and_content_not_the_folder(tmp_path: Path) -> None:
-    here = FileSplit([picture(tmp_path / "a" / "x.png")], [0])
-    there = FileSplit([picture(tmp_path / "b" / "x.png")], [0])
+    here = FileSplit([draw_picture(tmp_path / "a" / "x.png")], [0])
+    there = FileSplit([draw_picture(tmp_path / "b" / "x.png")], [0])
     assert identity(here) == identity(there)
     assert fingerprint(here) != fingerprint(there)
     assert identity(FileSplit(here.paths, [1])) != identity(here)

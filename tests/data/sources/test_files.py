@@ -2,21 +2,14 @@
 
 from pathlib import Path
 
-from PIL import Image
-
 from kd.data.sources.base import Subset
 from kd.data.sources.files import FileSplit, printable, said
 from kd.storage.objects import size_in
-
-
-def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, color).save(path)
-    return path
+from tests._helpers import draw_picture
 
 
 def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: Path) -> None:
-    paths = [picture(tmp_path / f"{i}.png", (8 + i, 8)) for i in range(3)]
+    paths = [draw_picture(tmp_path / f"{i}.png", (8 + i, 8)) for i in range(3)]
     split = FileSplit(paths, [0, 1, 0])
     some = Subset(split, [2, 0])
     assert some.targets == [0, 0]

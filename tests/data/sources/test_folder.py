@@ -13,31 +13,24 @@ from kd.data.sources.segmentation import SegmentationFolder
 from kd.data.splits import load_probe
 from kd.errors import UserError
 from kd.settings import Probe
-
-
-def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, color).save(path)
-    return path
+from tests._helpers import draw_picture, refuses
 
 
 def test_class_folders_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> None:
     for name in ("b", "a", ".cache"):
-        picture(tmp_path / name / "1.png")
+        draw_picture(tmp_path / name / "1.png")
     assert class_folders(str(tmp_path), "data.source.root") == ["a", "b"]
     split = labelled_folder(str(tmp_path), ["a", "b"], "data.source.root")
     assert split.targets == [0, 1]
-    with pytest.raises(
-        UserError, match="data.source.root: 1 label not in the training pictures: 'b'"
-    ):
+    with refuses("data.source.root: 1 label not in the training pictures: 'b'"):
         labelled_folder(str(tmp_path), ["a"], "data.source.root")
-    with pytest.raises(UserError, match="data.source.root: folder .* not found"):
+    with refuses("data.source.root: folder .* not found"):
         class_folders(str(tmp_path / "none"), "data.source.root")
 
 
 def test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
-    picture(tmp_path / "1.png")
-    with pytest.raises(UserError, match=r"no class folders in .*foundation_vit takes pictures"):
+    draw_picture(tmp_path / "1.png")
+    with refuses(r"no class folders in .*foundation_vit takes pictures"):
         ImageFolder(str(tmp_path)).load("train")
 
 
@@ -57,10 +50,9 @@ def test_splits_whose_names_are_unknown_are_not_taken_for_classes(
     """Folders that hold the same folders: refused with the keys that say what they are, which then count."""
     for name in names:
         for label in ("cat", "dog"):
-            picture(tmp_path / name / label / "1.png")
-    with pytest.raises(
-        UserError,
-        match=r"may be splits or classes; data.source.train=NAME data.source.val=NAME name splits",
+            draw_picture(tmp_path / name / label / "1.png")
+    with refuses(
+        r"may be splits or classes; data.source.train=NAME data.source.val=NAME name splits"
     ):
         ImageFolder(str(tmp_path)).load("train")
     named = ImageFolder(str(tmp_path), train=names[0], val=names[1])
@@ -74,7 +66,7 @@ def test_splits_whose_names_are_unknown_are_not_taken_for_classes(
 def test_classes_with_folders_below_them_stay_classes(tmp_path: Path) -> None:
     """One folder of the same name in each, or other folders in each."""
     for place in ("cat/images", "dog/images", "owl/2023", "owl/2024"):
-        picture(tmp_path / place / "1.png")
+        draw_picture(tmp_path / place / "1.png")
     source = ImageFolder(str(tmp_path))
     source.load("train")
     assert source.classes == ["cat", "dog", "owl"]
@@ -92,7 +84,7 @@ def test_two_folders_of_one_split_name_a_remedy_that_there_is(
         for name in ("a", "b"):
             (tmp_path / split / name).mkdir(parents=True)
             Image.new("RGB", (8, 8)).save(tmp_path / split / name / "1.png")
-    with pytest.raises(UserError, match=rf"could be val: Valid, val_set; {remedy}"):
+    with refuses(rf"could be val: Valid, val_set; {remedy}"):
         make(str(tmp_path)).has("val")
 
 
@@ -100,10 +92,8 @@ def test_two_folders_of_one_split_name_a_remedy_that_there_is(
 def test_a_split_among_classes_is_doubted_and_the_key_decides(lone: str, tmp_path: Path) -> None:
     """``train`` may be a class of vehicles; beside another split it is none."""
     for name in ("bus", lone):
-        picture(tmp_path / name / "1.png")
-    with pytest.raises(
-        UserError, match=f"{lone}, bus in .* may be splits or classes; .*train=. cl"
-    ):
+        draw_picture(tmp_path / name / "1.png")
+    with refuses(f"{lone}, bus in .* may be splits or classes; .*train=. cl"):
         ImageFolder(str(tmp_path)).load("train")
     source = ImageFolder(str(tmp_path), train=".")
     assert len(source.load("train").targets) == 2
@@ -112,18 +102,16 @@ def test_a_split_among_classes_is_doubted_and_the_key_decides(lone: str, tmp_pat
 
 def test_a_folder_with_a_table_names_it_with_its_keys(tmp_path: Path) -> None:
     """As Kaggle's archives unpack."""
-    picture(tmp_path / "train_images" / "1.png")
+    draw_picture(tmp_path / "train_images" / "1.png")
     (tmp_path / "train.csv").write_text("id,breed\n1,a\n")
-    with pytest.raises(
-        UserError, match=rf"data.source={tmp_path}/train.csv data.source.image_dir="
-    ):
+    with refuses(rf"data.source={tmp_path}/train.csv data.source.image_dir="):
         ImageFolder(str(tmp_path)).load("train")
 
 
 def test_a_table_beside_one_folder_of_pictures_names_its_words(tmp_path: Path) -> None:
     """``images/`` is no class: the words of the message read the table."""
     for name in ("1", "2"):
-        picture(tmp_path / "images" / f"{name}.png")
+        draw_picture(tmp_path / "images" / f"{name}.png")
     (tmp_path / "labels.csv").write_text("file,breed\n1.png,a\n2.png,b\n")
     words = (
         f"one class folder ('images') in {tmp_path}, but tables in {tmp_path}: data.source={tmp_path}/labels.csv "
@@ -142,15 +130,15 @@ def test_a_table_beside_one_folder_of_pictures_names_its_words(tmp_path: Path) -
 
 
 def test_validation_pictures_alone_name_the_key(tmp_path: Path) -> None:
-    picture(tmp_path / "val" / "a" / "1.png")
-    with pytest.raises(UserError, match=r"has val; data.source.train=NAME names another"):
+    draw_picture(tmp_path / "val" / "a" / "1.png")
+    with refuses(r"has val; data.source.train=NAME names another"):
         ImageFolder(str(tmp_path)).load("train")
     assert len(ImageFolder(str(tmp_path), train="val").load("train").targets) == 1
 
 
 def test_an_archive_that_holds_a_folder_twice_and_flat_test_pictures(tmp_path: Path) -> None:
-    picture(tmp_path / "seg_train" / "seg_train" / "a" / "1.png")
-    picture(tmp_path / "seg_test" / "1.png")
+    draw_picture(tmp_path / "seg_train" / "seg_train" / "a" / "1.png")
+    draw_picture(tmp_path / "seg_test" / "1.png")
     source = ImageFolder(str(tmp_path))
     assert len(source.load("train").targets) == 1
     assert not source.has("val")
