@@ -95,13 +95,8 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     summary = summary_of(folder)
     best = 0.5 + 3 / 400  # of four epochs
-<<<<<<< HEAD
     summary["student"]["best_val"] = {"acc1": best, "epoch": 3}
-    (folder / "summary.json").write_text(json.dumps(summary))
-=======
-    summary["student"]["best_val"] = {"acc1": best, "epoch": 4}
     write_json(folder / "summary.json", summary)
->>>>>>> 83d42b51 (Tests of kd/report as tables)
     assert report_main([str(folder)]) == 0
     page = (folder / "report.html").read_text()
     sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
@@ -139,7 +134,8 @@ def test_the_verdict_is_one_line_below_the_headline_with_what_to_change(tmp_path
     (verdict,) = section(folder, "verdict")
     assert verdict["folded"]
     assert re.fullmatch(
-        r"teacher-bound: the teacher takes \d+ of the step's \d+ ms \(\d+%\); .+x the speed", verdict["text"]
+        r"teacher-bound: the teacher takes \d+ of the step's \d+ ms \(\d+%\); .+x the speed",
+        verdict["text"],
     )
     assert not any("teacher-bound" in other for other in verdict["others"])
     (folder / "summary.json").unlink()  # it has ended early: nothing is folded
