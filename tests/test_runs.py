@@ -140,9 +140,9 @@ def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KD_CACHE", str(cache))
     names = ["answers/vit_tiny-0123456789abcdef/logits-01234567/rank.bin", "answers/pixels/0123456789abcdef/a.bin",
              "stored/cloud-0123456789abcdef/a.bin", "teachers/photos_teacher-0123456789abcdef/student.safetensors",
-             "shards/pack-0123456789abcdef/part", "fetched/s3/bucket/t.pth",
+             "fetched/s3/bucket/t.pth",
              "scans/a.json", "webdataset/a.json", "foodtag-mini-v1-2x2/train/a.png", "runs/s3/bucket/000/last.ckpt",
-             "own_runs-0/00ff", "fetched/holiday/me.jpg", "shards/mine.tar", "thesis.tex"]  # fmt: skip
+             "own_runs-0/00ff", "fetched/holiday/me.jpg", "thesis.tex"]  # fmt: skip
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("mine")
@@ -150,7 +150,7 @@ def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
         (cache / name).write_bytes(b"x" * 1000)
     (cache / "fetched" / "s3" / "other").symlink_to(outside)
-    (cache / "shards" / "pack-0123456789abcdef" / "link").symlink_to(outside)
+    (cache / "fetched" / "s3" / "bucket" / "link").symlink_to(outside)
     a_month_ago = time.time() - 30 * 86_400
     for name in names:
         os.utime(cache / name, (a_month_ago, a_month_ago))
@@ -158,8 +158,8 @@ def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GOES = {
-    "answers/vit_tiny-0123456789abcdef", "answers/pixels/0123456789abcdef", "shards/pack-0123456789abcdef",
-    "fetched/s3/bucket", "scans", "webdataset", "foodtag-mini-v1-2x2",
+    "answers/vit_tiny-0123456789abcdef", "answers/pixels/0123456789abcdef", "fetched/s3/bucket",
+    "scans", "webdataset", "foodtag-mini-v1-2x2",
 }  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
     ), gone
     assert before_runs - paths_in(runs) == {"tiny/failed", "tiny/failed/config.yaml"}
     assert (tmp_path / "outside" / "precious").read_text() == "mine"
-    for stays in ("thesis.tex", "fetched/holiday/me.jpg", "shards/mine.tar", "teachers",
+    for stays in ("thesis.tex", "fetched/holiday/me.jpg", "teachers",
                   "fetched/s3/other", "own_runs-0/00ff",
                   "runs/s3/bucket/000/last.ckpt", "stored/cloud-0123456789abcdef/a.bin"):  # fmt: skip
         assert (old_cache / stays).exists(), stays

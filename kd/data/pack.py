@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import tarfile
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -37,8 +36,7 @@ def pack(
     Shard ``n`` is ``NAME-0000n.tar``. Each picture has ``KEY.jpg`` (``.png`` for a PNG) with its number in the split as the
     key, in eight digits, and beside it ``KEY.cls``, the class id as text; nothing without labels. ``NAME.index`` has a row
     for each picture (:data:`kd.data.sources.shards.PICTURE`). ``NAME.json`` is a dict: "classes", "shards" (their names),
-    "checksums" (a CRC-32 of each shard's pictures), "index" (the SHA-256 of ``NAME.index``). The source ``Shards`` reads
-    both.
+    "index" (the SHA-256 of ``NAME.index``). The source ``Shards`` reads both.
 
     Args:
         split: the pictures.
@@ -62,7 +60,6 @@ def pack(
     files, path = file_system(out, "out")
     shards: list[str] = []
     table = np.zeros(len(split.targets), PICTURE)
-    checksums: list[int] = []  # of the pictures in each shard
     with in_one_line(f"out: {out} can't be written"), ExitStack() as open_shard:
         files.makedirs(path, exist_ok=True)
         index_file = f"{path}/{name}.json"
@@ -74,13 +71,11 @@ def pack(
             if tar is None or tar.offset > shard_mb * 10**6:
                 open_shard.close()
                 shards.append(f"{name}-{len(shards):05d}.tar")
-                checksums.append(0)
                 stream = open_shard.enter_context(files.open(f"{path}/{shards[-1]}", "wb"))
                 tar = open_shard.enter_context(
                     tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
                 )
             place = _add(tar, f"{i:08d}.{ending}", picture)
-            checksums[-1] = zlib.crc32(picture, checksums[-1])
             if classes:
                 _add(tar, f"{i:08d}.cls", str(split.targets[i]).encode())
             table[i] = (len(shards) - 1, *place, split.targets[i])
@@ -92,7 +87,6 @@ def pack(
         head = {
             "classes": list(classes),
             "shards": shards,
-            "checksums": checksums,
             "index": hashlib.sha256(content).hexdigest(),
         }
         files.pipe_file(index_file, json.dumps(head).encode())

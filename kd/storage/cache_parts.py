@@ -56,11 +56,6 @@ PARTS = {
         "an interrupted training of a teacher",
         "it begins anew, and does not resume",
     ),
-    "shards": Part(
-        rf"shards/.+-{DIGEST}",
-        "parts of packs in an object store",
-        "downloaded again when needed",
-    ),
     "fetched": Part(
         rf"fetched/({'|'.join(STORES)})/[^/]+",
         "copies of files in an object store",

@@ -1,25 +1,23 @@
-"""Files in an object store: copied whole to the local disk, or read by ranges through a bounded cache there.
+"""Files in an object store: copied whole to the local disk.
 
 The only file that imports fsspec, when a URL is first used. Whatever fails on the way (an error, a cut connection, an
 answer that is too short) is tried again with growing pauses before the run ends. Whether a file has changed is told by one
 thing, its state in the store (:func:`state_of_object`): a copy here has its size, and a time that stands for the state.
 """
 
-import errno
 import hashlib
 import os
 import re
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from kd.errors import UserError, first_line, needs_extra
 from kd.machine import cache_dir
@@ -29,9 +27,6 @@ from kd.storage.shown import HIDDEN, without_secrets
 TRIES = 6
 """A request that fails is made so often."""
 PAUSE_S = 0.2  # before the second try; doubled before each further one
-LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
-STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
-SUM = 4  # bytes at the end of a copy: its checksum
 LONGEST_NAME = 1000  # bytes of a file that names a run
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
 TIMES = 10**9
@@ -134,8 +129,8 @@ def copy_of(url: str, key: str, kind: str = "fetched") -> Path:
 
 @contextmanager
 def copying(key: str, url: str) -> Iterator[None]:
-    """Inside, this process alone of a machine makes copies in the cache's ``fetched``; errors become one line that names
-    the key and the URL.
+    """Inside, this process alone of a machine copies folders of pictures to the cache's ``fetched``; errors become one
+    line that names the key and the URL.
     """
     folder = cache_dir() / "fetched"
     with in_one_line(key, url):
@@ -148,7 +143,7 @@ def fetched(url: str, key: str) -> Path:
     """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
 
     Each call reads the file's state from the store by one request. Several processes may call it: the first one fetches,
-    the others wait.
+    the others wait. Different files are fetched at the same time.
 
     Args:
         url: of the file.
@@ -159,14 +154,16 @@ def fetched(url: str, key: str) -> Path:
     """
     files, path = file_system(url, key)
     file = copy_of(url, key)
-    with copying(key, url):
+    with in_one_line(key, url):
         info = tried(lambda: files.info(path), f"{url} can't be read")
         if info["size"] is None:
             raise UserError(
                 f"{key}: {url}: the server reports no size for it; download it and give its path"
             )
         folder, _, name = url.rpartition("/")
-        fetch(folder, file.parent, {name: state_of_object(info)}, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):
+            fetch(folder, file.parent, {name: state_of_object(info)}, key)
     return file
 
 
@@ -196,10 +193,23 @@ def fetch(url: str, folder: Path, states: Mapping[str, str], key: str) -> None:
         )
 
     def copy(name: str) -> None:
-        """Fetches one file, in a thread."""
+        """Fetches one file, whole or not at all, in a thread."""
         file = inside(folder, name, key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        _fetch_whole(f"{url}/{name}", file, wanted[name])
+        part = file.with_name(f"{file.name}.part")
+        files, path = file_system(f"{url}/{name}", key)
+        size = size_in(wanted[name])
+
+        def attempt() -> None:
+            """One try: fetches the file to ``part``; raises OSError where its size differs."""
+            part.unlink(missing_ok=True)  # a link in its place would be followed
+            files.get_file(path, str(part))
+            if part.stat().st_size != size:
+                raise OSError(f"received {part.stat().st_size} of {size} bytes")
+
+        tried(attempt, f"{url}/{name} can't be fetched to {file.parent}")
+        os.utime(part, (time.time(), _time_of(wanted[name])))
+        part.replace(file)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(copy, wanted))
@@ -240,34 +250,6 @@ def in_one_line(start: str, missing: str = "") -> Iterator[None]:
         raise UserError(f"{start}: {reason}") from error
 
 
-def _fetch_whole(url: str, file: Path, state: str) -> None:
-    """Copies a file of a store to the local disk: whole or not at all.
-
-    Args:
-        url: of the file.
-        file: its path here, in a folder that exists; replaced at the end.
-        state: that it has in the store.
-
-    Raises:
-        FileNotFoundError: the store has no such file.
-        OSError: all tries have failed.
-    """
-    part = file.with_name(f"{file.name}.part")
-    files, path = file_system(url)
-    size = size_in(state)
-
-    def attempt() -> None:
-        """One try: fetches the whole file to ``part``; raises OSError where its size differs."""
-        part.unlink(missing_ok=True)  # a link in its place would be followed
-        files.get_file(path, str(part))
-        if part.stat().st_size != size:
-            raise OSError(f"received {part.stat().st_size} of {size} bytes")
-
-    tried(attempt, f"{url} can't be fetched to {file.parent}")
-    os.utime(part, (time.time(), _time_of(state)))
-    part.replace(file)
-
-
 def put_whole(file: Path, url: str, key: str) -> str:
     """Copies a file of this disk to a store, and compares the size there. Returns the file's state in the store.
 
@@ -293,129 +275,6 @@ def put_whole(file: Path, url: str, key: str) -> str:
         return state_of_object(info)
 
     return tried(attempt, f"{url} can't be written")
-
-
-class Ranged:
-    """The files below a URL, read by ranges through blocks on the local disk that all processes of a machine share.
-
-    Blocks are small where not all can be kept. Above ``limit`` those used longest ago go; a full disk keeps nothing. Each
-    ends in a checksum: what was cut or has changed is fetched again. (fsspec's own caches are bounded by age alone, and
-    each process rewrites their index without a lock.)
-
-    Args:
-        url: of the folder.
-        folder: of the blocks; one for each content of the files.
-        sizes: by the file's name, up to which byte it is read.
-        limit: most bytes of blocks; None: all may be kept.
-    """
-
-    def __init__(self, url: str, folder: Path, sizes: Mapping[str, int], limit: int | None) -> None:
-        """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
-        self.url = url
-        self.sizes = sizes
-        self.limit = limit
-        self.block = LARGE
-        if limit is not None and sum(sizes.values()) > limit:
-            self.block = SMALL
-        self.folder = folder / f"blocks-{self.block}"
-        self._written = limit or 0  # bytes since the last eviction; the first write evicts
-
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        """``size`` bytes of a file from ``offset`` on, through the local cache of blocks.
-
-        Raises:
-            FileNotFoundError: no such file.
-            OSError: it can't be fetched, or ends before.
-        """
-        first = offset // self.block
-        last = (offset + size - 1) // self.block
-        blocks = [self._block(name, number) for number in range(first, last + 1)]
-        data = b"".join(blocks)
-        start = offset - first * self.block
-        return data[start : start + size]
-
-    def _block(self, name: str, number: int) -> bytes:
-        """A block of a file; fetched first, by one of all processes, where it is missing."""
-        start = number * self.block
-        end = min(start + self.block, self.sizes[name])
-        file = self.folder / name / f"{number:08d}"
-        with suppress(OSError):
-            return _used(file, end - start)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        stripe = zlib.crc32(f"{name}/{number}".encode()) % STRIPES
-        with FileLock(self.folder / f"lock-{stripe}"):
-            with suppress(OSError):
-                return _used(file, end - start)
-            data = range_of(f"{self.url}/{name}", start, end)
-            part = file.with_suffix(f".{os.getpid()}.part")
-            try:
-                part.write_bytes(data + _sum(data))
-                part.replace(file)  # whole or not at all
-            except OSError as error:
-                with suppress(OSError):
-                    part.unlink()
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-        if self.limit is not None:
-            self._written += len(data)
-            if self._written > self.limit // 50:
-                self._written = 0
-                self._evict(self.limit * 9 // 10)
-        return data
-
-    def _evict(self, most: int) -> None:
-        """Deletes the blocks used longest ago, until ``most`` bytes are left. One process of the machine does it, the others
-        go on.
-        """
-        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):
-            blocks = []
-            for file in self.folder.glob("*/*"):
-                with suppress(OSError):
-                    status = file.stat()
-                    blocks.append((status.st_mtime, status.st_size, file))
-            total = sum(size for _, size, _ in blocks)
-            for _, size, file in sorted(blocks):
-                if total <= most:
-                    break
-                file.unlink(missing_ok=True)
-                total -= size
-
-
-def range_of(url: str, start: int, end: int) -> bytes:
-    """The bytes ``start`` to ``end`` of a file in a store, by one request.
-
-    Raises:
-        FileNotFoundError: no such file.
-        OSError: it can't be fetched, or fewer bytes come.
-    """
-
-    def fetch() -> bytes:
-        """One try."""
-        files, path = file_system(url)
-        data: bytes = files.cat_file(path, start=start, end=end)
-        if len(data) != end - start:
-            raise OSError(f"received {len(data)} bytes, {end - start} are listed")
-        return data
-
-    return tried(fetch, f"{url} can't be fetched")
-
-
-def _used(file: Path, size: int) -> bytes:
-    """The content of a copy, ``size`` bytes without its checksum; it counts as used now.
-
-    Raises:
-        OSError: it is missing, damaged or of another size.
-    """
-    with file.open("rb") as stream:
-        data = stream.read(size)
-        if len(data) != size or stream.read() != _sum(data):
-            raise OSError("it was cut, or has changed since it was fetched")
-        os.utime(stream.fileno())
-        return data
-
-
-def _sum(data: bytes) -> bytes:
-    return zlib.crc32(data).to_bytes(SUM, "big")
 
 
 def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:

@@ -21,10 +21,9 @@ import numpy as np
 from filelock import FileLock
 
 from kd.errors import UserError, first_line
-from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import (
-    Ranged,
+    fetched,
     file_system,
     in_one_line,
     is_url,
@@ -33,7 +32,7 @@ from kd.storage.objects import (
 )
 from kd.storage.writing import file_for, make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature
-from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare_fingerprints, digest
+from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare_fingerprints
 
 BEGUN = (".lock", f"{FINGERPRINT}.part")
 """What a cache's folder holds before its fingerprint."""
@@ -103,14 +102,13 @@ class AnswerStore:
     """Records of one kind for ``samples`` pictures in ``views`` views each, for any number of processes.
 
     A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
-    truncated file loses records but ends no run. A URL is read by byte ranges, through a cache of blocks on the local disk.
+    truncated file loses records but ends no run. The files of a URL are copied to the local disk first.
 
     Args:
         kind: what is kept and where; a folder of this machine is made where it is missing.
         samples: pictures in the split.
         views: views a picture; 0: all that are published.
         key: the teacher's configuration key, named in errors.
-        limit: most bytes of a URL's blocks that are kept on the local disk; None: all.
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class AnswerStore:
         samples: int,
         views: int,
         key: str = "model.teacher",
-        limit: int | None = None,
     ) -> None:
         """Opens the folder's files, or makes them; the arguments are the class's.
 
@@ -133,10 +130,9 @@ class AnswerStore:
         self.record_bytes = kind.record_bytes
         self._key = key
         self._files: dict[int, int] = {}  # descriptors by view
-        self._remote: Ranged | None = None
         try:
             if kind.published:
-                self._read_only(limit)
+                self._read_only()
             else:
                 self._begin()
         except OSError as error:
@@ -146,8 +142,8 @@ class AnswerStore:
         # checksums of the records that were found whole, by view and picture; 0: not yet
         self._checksums = np.zeros((self.views, samples), dtype="<u4")
 
-    def _read_only(self, limit: int | None) -> None:
-        """Reads the fingerprint of a published store and compares it; opens the files of a folder."""
+    def _read_only(self) -> None:
+        """Reads the fingerprint of a published store and compares it; opens its files."""
         place = self.kind.place
         text = fingerprint_text(place, self._key)
         there = compare_fingerprints(text, self.kind.parts, place, self._key).get("views")
@@ -160,12 +156,7 @@ class AnswerStore:
             raise UserError(
                 f"{self._key}.cache_views: {place} holds {there} view(s), got {self.views}"
             )
-        if not is_url(place):
-            self._open()
-            return
-        blocks = cache_dir() / "shards" / f"answers-{digest(text)}"
-        sizes = {view_file(view): self.samples * self.record_bytes for view in range(self.views)}
-        self._remote = Ranged(place, blocks, sizes, limit)
+        self._open()
 
     def _begin(self) -> None:
         """Makes what is missing of a cache of this machine, or compares its fingerprint."""
@@ -194,13 +185,17 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self) -> None:
-        """Opens the file of each view; of a cache of this machine, one is made where it is missing, at its whole size."""
+        """Opens the file of each view, of a URL its copy; in a cache of this machine what is missing is made, at its whole
+        size.
+        """
         published = self.kind.published
         flags = os.O_RDWR | os.O_CREAT
         if published:
             flags = os.O_RDONLY
         for view in range(self.views):
             path = self.kind.folder / view_file(view)
+            if is_url(self.kind.place):
+                path = fetched(f"{self.kind.place}/{view_file(view)}", f"{self._key}.cache_dir")
             self._files[view] = _plain_file(path, flags)
             if not published:
                 self._grow(view)
@@ -227,8 +222,7 @@ class AnswerStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a spawned loader process: opens the files of all views anew."""
         self.__dict__.update(state)
-        if self._remote is None:
-            self._open()
+        self._open()
 
     def _locked(self) -> FileLock:
         """A new lock each time: a loader process must not use one that it inherited."""
@@ -250,9 +244,6 @@ class AnswerStore:
         Returns:
             The records, uint8 ``(N, record_bytes)``, and which of them are whole (their checksum fits) and usable, bool
             ``(N,)``.
-
-        Raises:
-            OSError: a file behind a URL is missing, cut off, or can't be fetched.
         """
         if self.kind.every_view:
             view = 0
@@ -260,10 +251,6 @@ class AnswerStore:
         records = np.empty((len(index), size), dtype=np.uint8)
         for record, number in zip(records, index.tolist(), strict=True):
             offset = number * size
-            if self._remote is not None:
-                data = self._remote.read(view_file(view), offset, size)
-                record[:] = np.frombuffer(data, np.uint8)
-                continue
             bytes_read = os.preadv(self._files[view], [record.data], offset)
             if bytes_read < size:  # the file was cut
                 record[:] = 0
@@ -291,18 +278,11 @@ class AnswerStore:
         return is_whole_N
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` ``(N,)`` have a whole, usable record: bool ``(N,)``.
-
-        Reads them; behind a URL all count, and a damaged one is found when it is used.
-        """
-        if self._remote is not None:
-            return np.ones(index.shape, dtype=bool)
+        """Which of the samples ``index`` ``(N,)`` have a whole, usable record: bool ``(N,)``. Reads them."""
         return self.read(view, index)[1]
 
     def written(self, view: int, index: np.ndarray) -> np.ndarray:
         """As :meth:`present` by the first bytes of each record alone, which may be damaged."""
-        if self._remote is not None:
-            return np.ones(index.shape, dtype=bool)
         if self.kind.every_view:
             view = 0
         return are_written(self._files[view], index, self.record_bytes)

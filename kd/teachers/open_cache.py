@@ -86,14 +86,13 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
         UserError: published answers are to be filled, or a place can't be used.
     """
     stores = []
-    limit = layout.data.source.cache_bytes
     for kind in kinds:
         if kind.published and filling:
             raise UserError(
                 f"{teacher.key}.cache_dir: {kind.place} is read-only; kd-cache out= writes there"
             )
         views = teacher.spec.cache_views
-        stores.append(AnswerStore(kind, layout.samples, views, teacher.key, limit))
+        stores.append(AnswerStore(kind, layout.samples, views, teacher.key))
     return CachedTeacher(teacher, stores, teacher.spec.cache == "only" and not filling)
 
 

@@ -121,7 +121,7 @@ class StoredAnswers(RunTeacher):
                 raise UserError(
                     f"{self.key}.cache_pixels: needs views that come again, and these answers are for whole pictures"
                 )
-            store = AnswerStore(kind, data.info.train, 0, self.key, data.source.cache_bytes)
+            store = AnswerStore(kind, data.info.train, 0, self.key)
             self.spec = replace(self.spec, arch=self.arch, cache_views=store.views)
             store.close()
             self._train = kind
@@ -133,7 +133,7 @@ class StoredAnswers(RunTeacher):
         self._codec = codec_for(data)
         of_split = self._kind(data, split)
         pictures = int(of_split.parts["data"]["pictures"])
-        self._store = AnswerStore(of_split, pictures, 1, self.key, data.source.cache_bytes)
+        self._store = AnswerStore(of_split, pictures, 1, self.key)
         self._split = split
 
     def _kind(self, data: DistillationDataModule, split: str) -> Kind:

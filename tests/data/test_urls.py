@@ -271,7 +271,7 @@ def test_mistakes_by_url_are_told_in_a_line(
         (f"{folder}{s3}/nothing", "data.source.root: s3://food/nothing: no pictures below it"),
         (
             f"{folder}{s3}/mini data.source.cache_gb=1",
-            "pictures by URL are all copied to this disk",
+            "pictures and packs by URL are copied whole to this disk",
         ),
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
         (

@@ -63,8 +63,6 @@ class Source:
     ignore_index: int | None = None
     root = ""  # of a source that is a folder or a URL
     key = "data.source.root"  # the setting that names it; ``data.probe.root`` for the pictures of the probe
-    cache_bytes: int | None = None
-    """Bytes that copies of a remote pack's blocks may take; None: no bound."""
 
     @property
     def notes(self) -> list[str]:

@@ -2,8 +2,8 @@
 
 A pack is a folder, or any URL that fsspec knows (``s3://bucket/food``), with ``train-00000.tar``, ... and for each split
 an index: ``train.index``, where in which shard each picture's bytes are, and ``train.json``, which is written last. So
-pictures are read in any order: order, views and resume are those of every other source. Of a remote pack nothing is
-fetched but the ranges that pictures lie in, when they are wanted; they are kept in the user's cache folder (``cache_gb``).
+pictures are read in any order: order, views and resume are those of every other source. A shard of a remote pack is
+copied to the user's cache folder when one of its pictures is first read.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
 from kd.data.sources.places import expanded
 from kd.errors import UserError, first_line
-from kd.machine import cache_dir
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import (
     LARGEST_DATA,
@@ -32,7 +31,7 @@ from kd.storage.elsewhere import (
     open_descriptor,
     open_regular,
 )
-from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
+from kd.storage.objects import fetched, file_system, in_one_line, is_url, small_file
 
 PICTURE = np.dtype([("shard", "<i4"), ("offset", "<i8"), ("size", "<i4"), ("target", "<i4")])
 """A picture in an index: the number of its shard, its place in it in bytes, and its class id (-1 without labels)."""
@@ -60,18 +59,12 @@ class Shards(Source):
 
     Args:
         root: its folder or URL. An S3 endpoint and credentials are taken from the usual ``AWS_*`` variables.
-        cache_gb: of a remote pack at most so much is kept on the local disk, of all processes together; what was used
-            longest ago goes. Default: all that was read.
     """
 
     listed_early = True
 
-    def __init__(self, root: str, cache_gb: float | None = None) -> None:
+    def __init__(self, root: str) -> None:
         """Expands ``~`` in the root; the arguments are the class's. No index is read yet."""
-        if cache_gb is not None:
-            if not cache_gb > 0:
-                raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
-            self.cache_bytes = int(cache_gb * 1e9)
         self.root = expanded(root).rstrip("/")
         self._heads: dict[str, tuple[PackHead, str]] = {}  # content and hash by split
 
@@ -91,9 +84,7 @@ class Shards(Source):
                 "both splits again (kd-pack)"
             )
         table = self._table(split, head)
-        shard_split = ShardSplit(
-            self.root, head.shards, table, table["target"], digest, self.cache_bytes
-        )
+        shard_split = ShardSplit(self.root, head.shards, table, table["target"], digest)
         if self.classes:
             self.note(*doubts(self.classes))
             if split == "train":
@@ -214,7 +205,6 @@ class ShardSplit:
         table: of each picture at least the fields ``shard``, ``offset`` and ``size``, see :data:`PICTURE`; checked.
         targets: class ids, ``(N,)``.
         digest: a hash of the pack's index.
-        cache_bytes: most bytes of a URL's copies on this disk; None: all may be kept.
     """
 
     def __init__(
@@ -224,34 +214,28 @@ class ShardSplit:
         table: np.ndarray,
         targets: np.ndarray,
         digest: str,
-        cache_bytes: int | None = None,
     ) -> None:
-        """Takes an index that was checked (:func:`check_table`); shards are opened when they are read. The arguments are the
-        class's; ``digest`` also names the folder of a URL's copies.
+        """Takes an index that was checked (:func:`check_table`); shards are opened, and copied, when they are read. The
+        arguments are the class's.
         """
         self.root = root
         self.digest = digest
         self.shards = shards
         self.samples = table[["shard", "offset", "size"]]
         self.targets = Column(targets)
-        self.check: str | None = "headers"
+        self.check: str | None = "off" if is_url(root) else "headers"
         self._open: dict[tuple[int, int], io.FileIO] = {}  # by process and shard, the newest last
-        self._remote: Ranged | None = None
-        if is_url(root):
-            self.check = "off"
-            name = f"{Path(root).name}-{digest}"
-            folder = cache_dir() / "shards" / name
-            sizes = dict(zip(shards, self.ends(), strict=True))
-            self._remote = Ranged(root, folder, sizes, cache_bytes)
+        self._paths: dict[int, Path] = {}  # on this machine, by shard
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": {}}
+        return {**vars(self), "_open": {}, "_paths": {}}
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``, from its bytes in the shard.
 
         Raises:
             OSError: they can't be read.
+            UserError: the shard can't be fetched.
         """
         return self._read(*self.samples[i].tolist())
 
@@ -260,15 +244,14 @@ class ShardSplit:
         open that it read last.
 
         Raises:
-            OSError: the shard ends before, or can't be opened or fetched.
+            OSError: the shard ends before, or can't be opened.
+            UserError: it can't be fetched.
         """
-        if self._remote is not None:
-            return self._remote.read(self.shards[shard], offset, size)
         key = (os.getpid(), shard)
         # A file is closed once neither this table nor a thread that reads it has it.
         file = self._open.pop(key, None)
         if file is None:
-            file = io.FileIO(open_descriptor(Path(self.root, self.shards[shard]), LARGEST_DATA))
+            file = io.FileIO(open_descriptor(self._path(shard), LARGEST_DATA))
         self._open[key] = file
         for old in list(self._open)[:-MOST_OPEN]:
             self._open.pop(old, None)
@@ -276,6 +259,18 @@ class ShardSplit:
         if len(data) != size:
             raise OSError("the shard is truncated")
         return data
+
+    def _path(self, shard: int) -> Path:
+        """Where a shard lies on this machine; of a URL its copy, which is brought up to date when a process first reads it.
+
+        Raises:
+            UserError: it can't be fetched.
+        """
+        if not is_url(self.root):
+            return Path(self.root, self.shards[shard])
+        if shard not in self._paths:
+            self._paths[shard] = fetched(f"{self.root}/{self.shards[shard]}", "data.source.root")
+        return self._paths[shard]
 
     def target(self, i: int) -> Target:
         """The class id of the picture ``i``; -1 without a label."""
