@@ -616,9 +616,9 @@ class DataSettings(Checked):
     """The training views."""
 
     engine: Literal["torch", "device", "dali", "ray"] = "torch"
-    """Who makes the training views: ``torch`` (the loader's processes), ``device`` (all but
-    decoding on the device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the
-    same up to rounding. ``ray``: other machines make all batches (extra ``ray``), the same to the
+    """Who makes the training views: ``torch`` (the loader's processes), ``device`` (what follows
+    crop and resize on the device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views
+    are the same up to rounding. ``ray``: other machines make all batches (extra ``ray``), the same to the
     last bit; ``num_workers`` counts their processes for each training process, and ``auto`` takes
     all of their cores.
     """

@@ -156,11 +156,10 @@ def views_of(waits: Waits, launches: Launches) -> dict[str, Any]:
     mix = MixPairs(augment, CLASSES, 0)
     views = device.DeviceViews((SIDE, SIDE), augment, mix)
     plan = device.Plan(recipes, mix.draw([(i, 0) for i in range(BATCH)], (SIDE, SIDE)))
-    bytes_of_pictures = sum(3 * r.box[2] * r.box[3] for r in recipes)
-    pixels = torch.zeros(bytes_of_pictures, dtype=torch.uint8, device=CUDA)
+    crops = torch.zeros(BATCH, 3, SIDE, SIDE, dtype=torch.uint8, device=CUDA)
     ids = torch.zeros(BATCH, dtype=torch.long, device=CUDA)
     with launches.within("views"):
-        return views({"pixels": pixels, "plan": plan, "target": ids, "index": ids})
+        return views({"image": crops, "plan": plan, "target": ids, "index": ids})
 
 
 @pytest.fixture(scope="module")

@@ -328,13 +328,11 @@ def views_on_the_device(mixed: bool) -> Waits:
     mix = MixPairs(augment, CLASSES, 0)
     views = device.DeviceViews((SIDE, SIDE), augment, mix)
     with gpu() as waits:
-        pixels = torch.zeros(
-            sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8, device=CUDA
-        )
+        crops = torch.zeros(N, 3, SIDE, SIDE, dtype=torch.uint8, device=CUDA)
         mixes = mix.draw([(i, 0) for i in range(N)], (SIDE, SIDE))
         plan = device.Plan(recipes, mixes)
         ids = torch.zeros(N, dtype=torch.long, device=CUDA)
-        views({"pixels": pixels, "plan": plan, "target": ids, "index": ids})
+        views({"image": crops, "plan": plan, "target": ids, "index": ids})
     return waits
 
 
@@ -345,7 +343,7 @@ def test_a_batch_is_copied_and_answered_without_a_wait() -> None:
     views = device.DeviceViews((SIDE, SIDE), Augment(), MixPairs(Augment(), CLASSES, 0))
     recipes = [device.draw(views.chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     ids = torch.zeros(N, dtype=torch.long)
-    host = {"pixels": torch.zeros(sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8), "target": ids,
+    host = {"image": torch.zeros(N, 3, SIDE, SIDE, dtype=torch.uint8), "target": ids,
             "plan": device.Plan(recipes, []), "index": ids}  # fmt: skip
 
     def to_device(batch: Any) -> Any:

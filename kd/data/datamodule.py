@@ -192,7 +192,7 @@ class DistillationDataModule(LightningDataModule):
     def windows_are_known(self) -> bool:
         """Whether batches can come with the targets of their accumulation window: where labels may be missing.
 
-        Not where a device makes the views (``data.engine``): it crops masks and mixes labels there, after the loader.
+        Not where a device makes the views (``data.engine``): it mixes labels there, after the loader.
         """
         return self.info.lacks_labels and self._engine is None
 
@@ -274,9 +274,9 @@ class DistillationDataModule(LightningDataModule):
             pictures = engine.SAMPLES(
                 split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
             )
-            stack = partial(kind.pack, classes=classes)
+            stack = partial(kind.stack, classes=classes)
             collate = partial(engine.pack, stack, partial(mix.draw, size=self.size))
-            self._finish = engine.VIEWS(self.size, self.augment, mix, kind)
+            self._finish = engine.VIEWS(self.size, self.augment, mix)
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate
         return self.reading(pictures, collate)

@@ -495,6 +495,10 @@ def info_of(
         raise UserError(
             f"data.augment.{undefined[0]}: is not defined for {source.kind.name}: {off}"
         )
+    if source.kind.cut_with_picture and given.engine in ("device", "dali"):
+        raise UserError(
+            f"data.engine: {source.kind.name} need data.engine=torch or ray, got {given.engine}"
+        )
     unlabelled_alone = bool(sizes["unlabeled"]) and given.unlabeled_ratio is None
     counts = None
     if source.classes:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchvision.transforms import v2
 
-Box = tuple[int, int, int, int]
-"""Top, left, height and width of a crop, in pixels."""
-
 
 class Targets:
     """One class id a picture, -1 without a label; base of the other kinds. A source's ``kind`` is one of these."""
@@ -31,7 +28,7 @@ class Targets:
     """The augmentations that are not defined for such targets."""
     one_class = True  # a picture has one class, or no label
     least_classes = 2  # fewer leave nothing to tell apart
-    # It has a value for each pixel, which a view's crop, resize and flip move too.
+    # It has a value for each pixel, which a view's crop, resize and flip move too: the loader makes such views whole.
     cut_with_picture = False
 
     def view(
@@ -79,30 +76,6 @@ class Targets:
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]] | None:
         """Mean and standard deviation of each number; None where targets are classes."""
         return None
-
-    # -- for engines that make views on the device -------------------------------------------------------------------
-    def cut(
-        self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
-    ) -> Target:
-        """The target of a picture of ``size`` (height, width) that is cut to ``box``; the loader calls it."""
-        return target
-
-    def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """The targets of N samples as they travel to the device; :meth:`stack` is applied by default."""
-        return self.stack(targets, classes)
-
-    def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
-        """What :meth:`pack` gave, on the device, as the targets of views of ``size`` (height, width), ``(N, ...)``."""
-        return packed
-
-    def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """The pictures ``chosen`` are mirrored: changes ``target``, ``(N, ...)``, in place. Class ids stay as they are.
-
-        Args:
-            target: of the batch's views.
-            chosen: numbers of the pictures in the batch.
-            axis: -1 mirrored left and right, -2 top and bottom.
-        """
 
 
 class LabelSets(Targets):
@@ -216,58 +189,6 @@ class Masks(Targets):
 
         return torch.cat([mask.as_subclass(torch.Tensor) for mask in targets])
 
-    def cut(
-        self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
-    ) -> Tensor:
-        """The part of a mask inside a box, before it is resized on the device.
-
-        Args:
-            target: the mask, or -1 without labels.
-            box: top, left, height and width in pixels.
-            size: height and width of the whole picture.
-            ignore_index: of the source; an unlabelled picture's pixels get another value (:meth:`_whole`).
-        """
-        from torch import Tensor
-
-        top, left, height, width = box
-        mask = self._whole(target, size, ignore_index).as_subclass(Tensor)
-        return mask[:, top : top + height, left : left + width]
-
-    def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """All cut masks' pixels in one row, uint8 ``(sum of height width,)``, as their sizes differ."""
-        import torch
-
-        return torch.cat([mask.reshape(-1) for mask in targets])
-
-    def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
-        """Masks from the loader as the device's views need them: ids ``(N, *size)``, by nearest pixels as torch chooses
-        them.
-
-        Args:
-            packed: ids of all masks, one after another in a row.
-            boxes: (top, left, height, width) of each view in its picture, in pixels.
-            size: height and width of a view.
-        """
-        import torch
-
-        # Suffixes: N masks, h rows and w columns of the result.
-        boxes_N4 = torch.tensor(boxes).to(packed.device, non_blocking=True)
-        heights_N1 = boxes_N4[:, 2:3]
-        widths_N1 = boxes_N4[:, 3:]
-        new_height, new_width = size
-        rows_Nh = _nearest(heights_N1, new_height)
-        columns_Nw = _nearest(widths_N1, new_width)
-        # Where each mask starts in the row of pixels, and each of its chosen lines in it.
-        areas_N1 = heights_N1 * widths_N1
-        starts_N1 = areas_N1.cumsum(0) - areas_N1
-        line_starts_Nh = starts_N1 + rows_Nh * widths_N1
-        places_Nhw = line_starts_Nh[:, :, None] + columns_Nw[:, None]
-        return packed[places_Nhw]
-
-    def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """Mirrors the chosen masks of ``(N, H, W)`` in place; arguments as of :meth:`Targets.flip`."""
-        target[chosen] = target[chosen].flip(axis)
-
     @classmethod
     def _whole(cls, target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
         """A picture's mask, uint8 ``(1, H, W)``; without labels (``target`` -1) 255 everywhere, or 254 where 255 is ignored.
@@ -286,14 +207,6 @@ class Masks(Targets):
             return target
         value = cls._unlabelled(ignore_index)
         return tv_tensors.Mask(torch.full((1, *size), value, dtype=torch.uint8))
-
-
-def _nearest(lengths: Tensor, size: int) -> Tensor:
-    """The old pixel that each new one of a line takes: lines of ``lengths`` ``(N, 1)`` -> places ``(N, size)``."""
-    import torch
-
-    new = torch.arange(size, device=lengths.device)
-    return (new * (lengths / size)).long().minimum(lengths - 1)
 
 
 WITH_TARGETS = {

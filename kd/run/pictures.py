@@ -30,7 +30,7 @@ SLOW_S = 2.0
 """Seconds; a list of pictures that takes longer is announced."""
 OF_PICTURES = (
     "unlabeled", "unlabeled_ratio", "val_fraction", "on_bad_image", "check", "max_pixels", "crop_ratio",
-    "balance_classes", "sampler",
+    "balance_classes", "sampler", "engine",
 )  # fmt: skip
 """Settings of ``data`` that say which pictures belong to which split, or must fit them."""
 

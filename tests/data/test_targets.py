@@ -41,16 +41,3 @@ def test_a_picture_without_a_mask_counts_for_distillation_alone(
     mask = Masks().view(FLIP, tv_tensors.Image(PICTURE), -1, ignore)[1]
     assert mask.shape == (1, 4, 6)
     assert mask.unique().tolist() == [value]
-
-
-def test_masks_are_cut_packed_and_resized_on_the_device() -> None:
-    kind, boxes = Masks(), [(0, 0, 4, 6), (1, 2, 2, 3)]
-    cuts = [kind.cut(MASK, box, (4, 6), None) for box in boxes]
-    assert torch.equal(cuts[1], MASK.as_subclass(Tensor)[:, 1:3, 2:5])
-    made = kind.resize(kind.pack(cuts, 0), boxes, (4, 6))
-    assert made.shape == (2, 4, 6)
-    assert torch.equal(made[0], MASK.as_subclass(Tensor)[0])
-    kind.flip(made, torch.tensor([0]), -1)
-    assert torch.equal(made[0], MASK.as_subclass(Tensor)[0].flip(-1))
-    kind.flip(made, torch.tensor([0]), -2)
-    assert torch.equal(made[0], MASK.as_subclass(Tensor)[0].flip(-1, -2))

@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from kd.data.engines.device import CutSet, DeviceViews, Plan
+from kd.data.engines.device import CutSet, DeviceViews, Plan, Recipe
 from kd.data.engines.device import check as _check
 from kd.data.engines.device import pack as _pack
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, size_of_plain_jpeg
-from kd.data.targets import Targets
 from kd.data.transforms import MixPairs
 from kd.errors import UserError, needs_extra
 from kd.machine import cores
@@ -54,7 +53,7 @@ class DaliCutSet(CutSet):
         """The encoded picture with its height and width, see :func:`for_dali`."""
         return for_dali(data, self.max_pixels)
 
-    def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+    def cut(self, picture: bytes, recipe: Recipe) -> np.ndarray:
         """The whole encoded picture as uint8 ``(bytes,)``: DALI cuts it."""
         return np.frombuffer(picture, np.uint8)
 
@@ -85,17 +84,15 @@ pack = partial(_pack, encoded=True)  # pictures stay on the host until a decoder
 
 
 class DaliViews(DeviceViews):
-    """Makes the views of a packed batch with a DALI pipeline on the device that the batch is on.
+    """Makes the views of a batch with a DALI pipeline on the device that the batch is on.
 
     A batch may be scheduled before it is wanted (:class:`OneAhead`): DALI's threads and streams then work beside the
     training step. What is scheduled comes out in the order in which it went in.
     """
 
-    def __init__(
-        self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
-    ) -> None:
+    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs) -> None:
         """Stores the settings, which are those of :class:`DeviceViews`; the pipeline is built at the first batch."""
-        super().__init__(size, augment, mix, kind)
+        super().__init__(size, augment, mix)
         self._pipeline: Any = None
         self._most = 0  # pictures of a batch that the pipeline takes
         self._scheduled: deque[tuple[Plan, Any]] = deque()  # with the pipeline that makes it
