@@ -121,15 +121,13 @@ class EvalView(v2.Transform):
             TooLarge: the picture is so long and narrow that scaling would take more than ``max_pixels``.
         """
         height, width = pictures[0].shape[-2:]
-        box, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
-        box_left, box_top, box_width, box_height = box
+        scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
         scaled_width, scaled_height = scaled
         view_left, view_top = corner
         views = []
         for picture in pictures:
-            source = tvf.crop(picture, box_top, box_left, box_height, box_width)
             # Bilinear; masks by nearest pixels.
-            resized = tvf.resize(source, [scaled_height, scaled_width], antialias=True)
+            resized = tvf.resize(picture, [scaled_height, scaled_width], antialias=True)
             views.append(tvf.crop(resized, view_top, view_left, *self.size))
         if len(views) == 1:
             return views[0]

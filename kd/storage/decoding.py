@@ -12,8 +12,8 @@ from kd.errors import first_line
 
 MAX_PIXELS = 200_000_000
 MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
-LONGEST = 8
-"""Of a picture that would be scaled to more than so many times its centre crop, the middle alone is scaled."""
+LEAST_BOUND = 64
+"""Scaling a picture may take the pixels of so many views, however low ``max_pixels`` is."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")
 """Formats that are read; EPS would start Ghostscript."""
 TRUNCATED = ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
@@ -63,10 +63,8 @@ def decoded(image: Image.Image) -> Image.Image:
 
 
 class Frame(NamedTuple):
-    """How a picture becomes a view: ``part`` of it is scaled to ``scaled``, of which the view begins at ``corner``."""
+    """How a picture becomes a view: it is scaled to ``scaled``, of which the view begins at ``corner``."""
 
-    part: tuple[int, int, int, int]
-    """Left, top, width and height in the picture, in pixels."""
     scaled: tuple[int, int]
     """Width and height in pixels after scaling."""
     corner: tuple[int, int]
@@ -82,15 +80,14 @@ def frame(
     """Where the view of validation, prediction and server lies in a picture.
 
     Of a square view the shorter side is scaled to ``floor(size / crop_ratio)`` pixels, as by timm's transform for
-    validation. For any other view the picture is stretched: both sides become the view's over ``crop_ratio``. Of a side
-    that would be scaled to more than :data:`LONGEST` times the view's, the middle alone is read.
+    validation. For any other view the picture is stretched: both sides become the view's over ``crop_ratio``.
 
     Args:
         picture: its width and height in pixels.
         size: height and width of the view in pixels.
         crop_ratio: share of the scaled picture's side that the view has, in (0, 1]; None: the view is the whole
             picture, stretched, a square one too.
-        max_pixels: most pixels that scaling may take; at least so many as :data:`LONGEST` times the view's sides have.
+        max_pixels: most pixels that scaling may take, unless :data:`LEAST_BOUND` allows more.
 
     Raises:
         TooLarge: the picture is so long and narrow that scaling would take more memory than that.
@@ -109,42 +106,16 @@ def frame(
         if height > shorter:
             scaled_height = int(shorter_scaled * height / shorter)
 
-    # of a long side its middle alone
-    part_width = _middle(width, scaled_width, crop_width)
-    part_height = _middle(height, scaled_height, crop_height)
-    longest_part = max(part_width, part_height)
-    scaled_width = round(scaled_width * part_width / width)
-    scaled_height = round(scaled_height * part_height / height)
     # Pillow scales the width first: so many pixels lie between its two passes
-    intermediate = scaled_width * max(scaled_height, part_height)
-    most = max(max_pixels, LONGEST**2 * crop_height * crop_width)
+    intermediate = scaled_width * max(scaled_height, height)
+    most = max(max_pixels, LEAST_BOUND * crop_height * crop_width)
     # a pass's table holds two doubles for each pixel of the side that it scales: as much memory as 4 pixels
-    if intermediate > most or 4 * longest_part > most:
+    if intermediate > most or 4 * max(picture) > most:
         raise TooLarge(f"its {width} x {height} pixels are too long and narrow to be scaled")
 
-    left = (width - part_width) // 2
-    top = (height - part_height) // 2
     x = round((scaled_width - crop_width) / 2)
     y = round((scaled_height - crop_height) / 2)
-    return Frame((left, top, part_width, part_height), (scaled_width, scaled_height), (x, y))
-
-
-def _middle(side: int, scaled: int, crop: int) -> int:
-    """How many pixels of a picture's side, around its centre, are scaled: all of them, unless the side would become
-    more than :data:`LONGEST` times the view's.
-
-    As even or odd as the side, so that the centre stays where it is.
-
-    Args:
-        side: of the picture, in pixels.
-        scaled: pixels that the whole side would be scaled to.
-        crop: side of the view in pixels.
-    """
-    if scaled <= LONGEST * crop:
-        return side
-    middle = math.ceil(side * LONGEST * crop / scaled)
-    odd = (side - middle) % 2
-    return min(side, middle + odd)
+    return Frame((scaled_width, scaled_height), (x, y))
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -48,19 +48,13 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
 def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
     """The view of a picture, of ``manifest.size``; a mask is of the whole picture, so nothing is cut off for it.
 
-    As :func:`kd.storage.decoding.frame` says, in pixels: a part of the picture is cut out (left, top, width, height),
-    scaled (width, height), and the view is cut out of that at ``corner`` (x, y).
+    As :func:`kd.storage.decoding.frame` says, in pixels: the picture is scaled (width, height), and the view is cut out of
+    that at ``corner`` (x, y).
     """
     crop_ratio = None
     if manifest.task != "segmentation":
         crop_ratio = manifest.crop_ratio
-    part, scaled_size, corner = frame(picture.size, manifest.size, crop_ratio, max_pixels)
-
-    left, top, part_width, part_height = part
-    right = left + part_width
-    bottom = top + part_height
-    if (part_width, part_height) != picture.size:
-        picture = picture.crop((left, top, right, bottom))
+    scaled_size, corner = frame(picture.size, manifest.size, crop_ratio, max_pixels)
     scaled = picture.resize(scaled_size, Image.Resampling.BILINEAR)
 
     height, width = manifest.size
