@@ -148,6 +148,8 @@ def test_one_engine_reads_settings() -> None:
         "shards",
         "run_urls",
         "scan",
+        "once",
+        "webdataset",
         "foreign",
         "open_inference",
     }  # what a file or a client says, no settings

@@ -46,7 +46,6 @@ RUN_FILES = {
     "report.html",
     ".lock",
     "fidelity.json",
-    "warnings.txt",
 }
 
 

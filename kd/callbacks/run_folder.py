@@ -17,7 +17,6 @@ from kd.errors import UserError, first_line
 from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.mirror import Mirror
-from kd.storage.warnings_file import keep_warnings_in
 from kd.storage.writing import folder_for, guard, remove, write_text
 
 
@@ -102,7 +101,6 @@ class RunFolder(Callback):
             self.path = self.resume or self._claim()
             # loggers, profilers and callbacks write there by themselves
             folder_for(guard(self.path))
-            keep_warnings_in(self.path)
             if not self.resume:
                 self._write_settings()
         except OSError as error:
@@ -165,7 +163,7 @@ class RunFolder(Callback):
     def _claim(self) -> Path:
         """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs.
 
-        A number is free here, and in the store that the run is copied to; another run's claim there leads to the next one.
+        A number is free here, and in the store that the run is copied to: a run's claim there leads to the next one.
 
         Raises:
             UserError: a run has the name already.
@@ -173,7 +171,6 @@ class RunFolder(Callback):
         """
         self.parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdecimal()]
-        taken += self.mirror.numbers(self.parent.name) if self.mirror else []
         number = max(taken, default=-1) + 1
         while True:
             path = self.parent / (self.name or f"{number:03d}")

@@ -1,21 +1,18 @@
 """Finds pictures that can't be decoded, before training reads them; once a machine, on all its cores."""
 
 import hashlib
-import json
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock
 from pydantic import TypeAdapter
 
+from kd.data.once import once
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
 from kd.data.sources.base import SplitFacts, split_facts, whole_of
@@ -24,8 +21,6 @@ from kd.machine import cache_dir, cores
 from kd.progress import bar
 from kd.settings import Check
 from kd.storage.decoding import open_picture
-from kd.storage.elsewhere import LARGEST_LIST, json_of, text_of
-from kd.storage.writing import write_text
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
 WINDOW = 10_000  # pictures that wait for a thread to check them
@@ -59,9 +54,6 @@ class Scan(NamedTuple):
     """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
 
 
-SCAN = TypeAdapter(Scan)
-
-
 def scan(
     split: Split,
     label: str,
@@ -69,10 +61,9 @@ def scan(
     max_pixels: int = MAX_PIXELS,
     facts: Callable[[Split], SplitFacts] = split_facts,
 ) -> Scan:
-    """Checks every picture of a split once, by one process a machine, and caches the result.
+    """Checks every picture of a split once, by one process a machine (:func:`~kd.data.once.once`).
 
-    Every process calls it. The first one checks, under a lock, and the others read its result; so does a later run while
-    names, labels, sizes and times of the files stay. Where the cache folder can't be written, each process checks.
+    A later run reads the result, too, while names, labels, sizes and times of the files stay.
 
     Args:
         split: the pictures.
@@ -89,27 +80,30 @@ def scan(
         what += f"-{listed.classes}-{listed.ignore}"
     memory = cache_dir() / "scans" / f"{facts(split).fingerprint}-{what}.json"
     count = len(split.targets)
-    with _alone(memory.with_suffix(".lock")):
-        remembered = _remembered(memory, count, check)
-        if remembered is not None:
-            return remembered
-        look = partial(_look, split, check, max_pixels)
-        damaged = {}
-        digests = []
-        with ThreadPoolExecutor(cores()) as pool:
-            windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
-            looks = (found for window in windows for found in pool.map(look, window))
-            for i, (reason, digest) in enumerate(
-                bar(looks, label=f"checking {label}", total=count)
-            ):
-                if check == "all":
-                    digests.append(digest)
-                if reason:
-                    damaged[i] = printable(reason)
-        result = Scan(damaged, digests)
-        # A read-only or full cache folder costs a second look, nothing more.
-        with suppress(OSError):
-            write_text(memory, json.dumps(result._asdict()))
+    digests_expected = count if check == "all" else 0
+
+    def is_of_split(found: Scan) -> bool:
+        """Whether a result has a hash of each picture (``all``), and names no others as damaged."""
+        has_digests = len(found.digests) == digests_expected
+        return has_digests and all(0 <= i < count for i in found.damaged)
+
+    find = partial(_look_at_all, split, label, check, max_pixels)
+    return once(memory, TypeAdapter(Scan), find, is_of_split)
+
+
+def _look_at_all(split: Split, label: str, check: Check, max_pixels: int) -> Scan:
+    """Checks the pictures of a split, on all cores; arguments as of :func:`scan`."""
+    count = len(split.targets)
+    look = partial(_look, split, check, max_pixels)
+    result = Scan({}, [])
+    with ThreadPoolExecutor(cores()) as pool:
+        windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
+        looks = (found for window in windows for found in pool.map(look, window))
+        for i, (reason, digest) in enumerate(bar(looks, label=f"checking {label}", total=count)):
+            if check == "all":
+                result.digests.append(digest)
+            if reason:
+                result.damaged[i] = printable(reason)
     return result
 
 
@@ -153,42 +147,11 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
     return "", digest
 
 
-def _remembered(file: Path, count: int, check: Check) -> Scan | None:
-    """What an earlier check found; None where there was none, or its file is damaged.
-
-    Args:
-        file: of the cache.
-        count: pictures of the split: the file must have a hash of each (``all``), and name no others as damaged.
-        check: how much was checked.
-    """
-    try:
-        found = SCAN.validate_json(text_of(file, LARGEST_LIST))  # 20 bytes a picture
-    except (OSError, ValueError):
-        return None
-    digests_expected = count if check == "all" else 0
-    if len(found.digests) != digests_expected or not all(0 <= i < count for i in found.damaged):
-        return None
-    return found
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Holds the lock of this file, waiting for it; continues without it where the cache folder can't be written."""
-    held = FileLock(lock)
-    with suppress(OSError):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire()
-    try:
-        yield
-    finally:
-        held.release()
-
-
 def facts_of_machine(split: Split, since: float) -> SplitFacts:
     """The facts of a split, for which one process of a machine reads the size and time of each file.
 
-    Every process calls it. The first one reads, under a lock, and the others take what it has noted; nobody takes a note
-    that is older than ``since``. Small splits, and those that can't be compared, are read by each process.
+    Every process calls it; nobody takes a note that is older than ``since``. Small splits, and those that can't be
+    compared, are read by each process.
 
     Args:
         split: listed alike in all processes.
@@ -201,17 +164,25 @@ def facts_of_machine(split: Split, since: float) -> SplitFacts:
         pickle.dump(split, stream)
     except Exception:  # a split of someone's own raises any kind
         return split_facts(split)
-    note = cache_dir() / "scans" / f"facts-{stream.digest.hexdigest()[:16]}.json"
-    with _alone(note.with_suffix(".lock")):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            content = json_of(text_of(note))
-            if content["host"] == socket.gethostname() and content["time"] >= since:
-                return SplitFacts(*map(str, content["facts"]))
-        facts = split_facts(split)
-        with suppress(OSError):
-            found = {"host": socket.gethostname(), "time": time.time(), "facts": facts}
-            write_text(note, json.dumps(found))
-    return facts
+    host = socket.gethostname()
+    file = cache_dir() / "scans" / f"facts-{stream.digest.hexdigest()[:16]}.json"
+    note = once(
+        file,
+        TypeAdapter(Note),
+        lambda: Note(host, time.time(), split_facts(split)),
+        lambda note: note.host == host and note.time >= since,
+    )
+    return note.facts
+
+
+class Note(NamedTuple):
+    """The facts of a split as a process of a machine has read them."""
+
+    host: str
+    """The machine's name."""
+    time: float
+    """Unix time in seconds."""
+    facts: SplitFacts
 
 
 class _Hashed:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
@@ -14,10 +15,26 @@ from typing import Any, TextIO
 
 from kd.launch.cluster import is_rank_zero
 from kd.storage.shown import in_lines, without_secrets
-from kd.storage.warnings_file import quiet_warnings
 
 HEAVY = ("torch", "onnxruntime", "openvino", "optuna")
 """Packages whose import takes a second or more."""
+OF_NO_USE = (
+    ".*does not have many workers.*",
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    ".*exists and is not empty.*",
+    ".*`_scheduled_optimizer_step`.*",
+    ".*number of training batches.*smaller than the logging interval.*",
+    ".*dataloader is not resumable.*",
+    ".*lr_scheduler.step.*before.*optimizer.step.*",
+    ".*in eval mode at the start of training.*",
+    ".*It is recommended to use `self.log.*sync_dist=True.*",
+    ".*Total length of `\\w*Loader` across ranks is zero.*",
+    ".*`srun` command is available on your system but is not used.*",
+    # before the copy the module adds the teacher's answers, also to a loader that is not kd's; after it the data make
+    # the views, and Lightning has one hook for each
+    ".*You have overridden `on_before_batch_transfer`.*",
+)
+"""Warnings of libraries that call for nothing, as ``warnings.filterwarnings`` takes them."""
 UP = "\x1b[A"  # moves a terminal's cursor to the line above: tqdm draws bars below each other
 
 
@@ -130,10 +147,11 @@ def unbroken_output(command: str) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silences Lightning's hardware lines and tips; warnings that call for nothing go to the run's ``warnings.txt``.
+    """Silences Lightning's hardware lines and tips, and the warnings :data:`OF_NO_USE`.
 
     To the end of the process, inside :func:`kd.run.as_function.as_function` the warnings to its end.
     """
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    quiet_warnings()
+    for message in OF_NO_USE:
+        warnings.filterwarnings("ignore", message=message)

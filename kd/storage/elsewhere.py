@@ -15,9 +15,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
-from fnmatch import fnmatch
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,10 +45,9 @@ TEXT_OF_A_VALUE = 50
 LONGEST_NAME = 1000
 """Characters of a dotted name: of a setting, or of a tensor in nested mappings."""
 LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
-LONGEST_NUMBER, LONGEST_KEY = 100, 18
-"""Characters of a number in YAML, and of a whole one that is a key: the time for numbers to the base of 60 grows with
-the square of their length, and that for keys of equal hashes with the square of their count."""
-NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+LONGEST_NUMBER = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 100}
+"""Characters of a number in YAML: the time for numbers to the base of 60 grows with the square of their length, and that
+for keys of equal hashes, which are longer whole numbers, with the square of their count."""
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 
@@ -63,39 +60,37 @@ class BoundedLoader(yaml.SafeLoader):
         self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """A value of the document, counted while the text is parsed: a ComposerError above :data:`NODES`."""
+        """A value of the document, counted while the text is parsed: a ComposerError above :data:`NODES`, and for a number
+        that is longer than :data:`LONGEST_NUMBER`.
+        """
         self._nodes += 1
         _check_count(self._nodes)
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if node is not None and len(node.value) > LONGEST_NUMBER.get(node.tag, math.inf):
+            problem = f"a number of {len(node.value)} characters, at most {LONGEST_NUMBER[node.tag]} are read"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+        return node
 
     def get_single_node(self) -> yaml.Node | None:
         """The document, with each alias counted as what it stands for.
 
         Raises:
-            ComposerError: more than :data:`NODES` values, a dotted key of more than :data:`LONGEST_NAME` characters, or a
-                number that is longer than :data:`LONGEST_NUMBER`, as a key than :data:`LONGEST_KEY`.
+            ComposerError: more than :data:`NODES` values, or a dotted key of more than :data:`LONGEST_NAME` characters.
         """
         root = super().get_single_node()
         count = 0
-        waiting = (
-            [] if root is None else [(root, 0, LONGEST_NUMBER)]
-        )  # with the characters of its dotted key
+        waiting = [] if root is None else [(root, 0)]  # with the characters of its dotted key
         while waiting:
-            node, above, longest = waiting.pop()
-            problem = ""
+            node, above = waiting.pop()
             if above > LONGEST_NAME:
                 problem = f"a dotted key has more than {LONGEST_NAME} characters"
-            elif node.tag in NUMBERS and len(node.value) > longest:
-                problem = f"a number of {len(node.value)} characters, at most {longest} are read"
-            if problem:
                 raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
             inner = []
             if isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
-                    inner.append((key, above, LONGEST_KEY))
-                    inner.append((value, above + 1 + len(key.value), LONGEST_NUMBER))
+                    inner += [(key, above), (value, above + 1 + len(key.value))]
             elif isinstance(node, yaml.SequenceNode):
-                inner = [(value, above, LONGEST_NUMBER) for value in node.value]
+                inner = [(value, above) for value in node.value]
             else:
                 count += len(node.value) // TEXT_OF_A_VALUE
             count += len(inner)
@@ -344,38 +339,30 @@ def number_of(text: str) -> float:
 def matching(pattern: str) -> list[str]:
     """Paths that a pattern names, sorted: ``*``, ``?`` and ``[]`` as of :mod:`glob`, ``**`` for any folders.
 
-    Each folder is entered once for each part of the pattern, whatever links lead to it.
+    Of links that lead to one folder the first is entered, and ``**`` enters none.
     """
     whole = Path(pattern)
-    parts = whole.parts[bool(whole.anchor) :]
-    found = []
-    entered = set()
-    waiting = [(whole.anchor, 0)]  # paths, and how many parts of the pattern they stand for
-    while waiting:
-        path, number = waiting.pop()
-        if number == len(parts):
-            found.append(path)
-            continue
-        here = (os.path.realpath(path), number)
-        if here in entered:
-            continue
-        entered.add(here)
-        part = parts[number]
-        if part == "**":
-            waiting.append((path, number + 1))
-        names = [part]
-        if glob.has_magic(part):
-            names = []
-            with suppress(OSError):  # a file, or a folder of somebody else's
-                names = os.listdir(path or ".")  # noqa: PTH208 - of texts
-        for name in names:
-            inner = os.path.join(path, name)  # noqa: PTH118 - a Path each is slow
-            is_hidden = name.startswith(".") and not part.startswith(".")
-            if part == "**" and not is_hidden and os.path.isdir(inner):  # noqa: PTH112 - likewise
-                waiting.append((inner, number))
-            elif not is_hidden and fnmatch(name, part) and os.path.lexists(inner):
-                waiting.append((inner, number + 1))
-    return sorted(set(found))
+    paths = [whole.anchor]
+    for part in whole.parts[bool(whole.anchor) :]:
+        folders = {os.path.realpath(path): path for path in reversed(paths)}
+        paths = []
+        for folder in sorted(folders.values()):
+            if part == "**":
+                paths += _folders_below(folder)
+            else:
+                names = glob.glob(part, root_dir=folder or None)  # noqa: PTH207 - of texts
+                paths += [os.path.join(folder, name) for name in names]  # noqa: PTH118 - a Path each is slow
+    return sorted(paths)
+
+
+def _folders_below(folder: str) -> Iterator[str]:
+    """A folder and all folders in it that are neither hidden nor links; ``""`` is the present one."""
+    yield folder
+    names = glob.glob("*/", root_dir=folder or None)  # noqa: PTH207 - of texts
+    for name in names:
+        inner = os.path.join(folder, name.rstrip("/"))  # noqa: PTH118 - likewise
+        if not os.path.islink(inner):  # noqa: PTH114 - likewise
+            yield from _folders_below(inner)
 
 
 def plain_name(name: str, where: str) -> str:

@@ -61,19 +61,6 @@ class Mirror:
         with suppress(Exception):  # who may write may not be allowed to delete
             self.files.rm_file(probe)
 
-    def numbers(self, recipe: str) -> list[int]:
-        """Numbers of a recipe's runs in the store, unsorted, for the next run to take a larger one; [] without runs.
-
-        Runs that have a name instead of a number are left out. An OSError where the store can't be read.
-        """
-        self.files.invalidate_cache()
-        list_runs = partial(self.files.ls, f"{self.root}/{recipe}", detail=False)
-        with suppress(FileNotFoundError):
-            paths = tried(list_runs, f"{self.url} can't be read")
-            names = (path.rstrip("/").rpartition("/")[2] for path in paths)
-            return [int(name) for name in names if name.isdecimal()]
-        return []
-
     def claim(self, recipe: str, name: str) -> None:
         """Takes a run's name, before any other machine does.
 

@@ -5,7 +5,7 @@ file of some kilobytes describe a tensor of terabytes, which the first copy woul
 """
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -33,10 +33,16 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
         mmap: leave the tensors on the disk until they are used; for zip archives alone, torch's format since 1.6.
 
     Raises:
-        ValueError: packed records, or tensors that :func:`check_sizes` refuses.
+        ValueError: packed records, or values that :func:`checked_values` refuses.
         OSError: it can't be opened, or, by path, is no regular file or has more than ``LARGEST_WEIGHTS`` bytes.
         Exception: whatever torch raises for a damaged file, or for one that pickles more than weights.
     """
+    content, _ = _loaded(file, map_location, mmap)
+    return content
+
+
+def _loaded(file: TorchFile, map_location: object, mmap: bool) -> tuple[object, int]:
+    """What a file holds, and how many values; arguments and errors as of :func:`read_tensors`."""
     if isinstance(file, str | Path):
         regular(Path(file))
     problem = packed_record(file)
@@ -45,8 +51,7 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
     if not isinstance(file, str | Path):
         file.seek(0)
     content = torch.load(file, map_location, weights_only=True, mmap=mmap)  # type: ignore[arg-type]
-    check_sizes(content)
-    return content
+    return content, checked_values(content)
 
 
 def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, Any]:
@@ -55,11 +60,7 @@ def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, 
 
     Arguments and other errors as of :func:`read_tensors`.
     """
-    content = read_tensors(file, map_location)
-    try:
-        count = _count(content, {})
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    content, count = _loaded(file, map_location, mmap=False)
     if count > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
@@ -111,16 +112,22 @@ def _written_and_read(content: object) -> None:
     read_tensors(file)
 
 
-def check_sizes(content: object) -> None:
-    """Raises a ValueError for tensors that need more memory than the file holds of them.
+def checked_values(content: object) -> int:
+    """How many values nested mappings, lists, tuples, sets and attributes of objects hold, each as often as it is reached.
 
-    That is: one that is sparse, quantized, without data or of an unknown class; one that needs more bytes than its
-    storage has (strides of 0); and all together where they need more than :data:`MOST_TIED` times the bytes of all
-    storages.
+    Raises:
+        ValueError: they are nested too deeply, or a tensor needs more memory than the file holds of it. That is: one that
+            is sparse, quantized, without data or of an unknown class; one that needs more bytes than its storage has
+            (strides of 0); and all together where they need more than :data:`MOST_TIED` times the bytes of all storages.
     """
+    tensors: list[Tensor] = []
+    try:
+        count = _walk(content, {}, tensors)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     claimed = 0  # bytes
     storages: dict[int, int] = {}  # bytes by address
-    for tensor in tensors_below(content):
+    for tensor in tensors:
         shape = tuple(tensor.shape)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise ValueError(
@@ -136,44 +143,34 @@ def check_sizes(content: object) -> None:
         storages[storage.data_ptr()] = storage.nbytes()
     if claimed > MOST_TIED * sum(storages.values()):
         raise ValueError(f"its tensors claim {claimed:,} bytes and hold {sum(storages.values()):,}")
+    return count
 
 
-def _count(value: object, known: dict[int, int]) -> int:
-    """Values in nested mappings, lists, tuples and sets, each as often as it is reached.
+def _walk(value: object, known: dict[int, int], tensors: list[Tensor]) -> int:
+    """Counts the values at and below a value as :func:`checked_values` does; a tensor's own attributes are not looked at.
 
     Args:
         value: any.
-        known: the containers that were counted, by id; filled here.
-    """
-    if not isinstance(value, Mapping | list | tuple | set | frozenset):
-        return 1
-    if id(value) not in known:
-        inner = value.values() if isinstance(value, Mapping) else value
-        known[id(value)] = 1 + sum(_count(one, known) for one in inner)
-    return known[id(value)]
-
-
-def tensors_below(content: object) -> Iterator[Tensor]:
-    """All tensors in nested mappings (keys too), lists, tuples, sets and attributes of objects, in no special order.
-
-    A tensor's own attributes are not looked at. Each container is walked once; a tensor that two of them hold comes twice.
+        known: how many values each container holds that was met before, by id; filled here.
+        tensors: gets each tensor, one that two containers hold twice.
 
     Raises:
         ValueError: a tensor of another class than torch's own three (Tensor, Parameter, Buffer).
     """
-    waiting = [content]
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if type(value) in (Tensor, nn.Parameter, nn.Buffer):
-            yield value  # type: ignore[misc]
-        elif isinstance(value, Tensor):
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, nn.Parameter, nn.Buffer):
             raise ValueError(f"it holds a {type(value).__name__}, not a plain tensor")
-        elif id(value) not in seen and not isinstance(value, str | bytes | int | float):
-            seen.add(id(value))
-            if isinstance(value, Mapping):
-                waiting.extend(value.keys())
-                waiting.extend(value.values())
-            elif isinstance(value, list | tuple | set | frozenset):
-                waiting.extend(value)
-            waiting.extend(getattr(value, "__dict__", {}).values())
+        tensors.append(value)
+        return 1
+    if id(value) not in known:
+        inner: list[object] = []
+        if isinstance(value, Mapping):
+            inner = [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            inner = [*value]
+        inner += getattr(value, "__dict__", {}).values()
+        if not inner:
+            return 1
+        known[id(value)] = 1  # of one that holds itself
+        known[id(value)] = 1 + sum(_walk(one, known, tensors) for one in inner)
+    return known[id(value)]

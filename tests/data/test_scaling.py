@@ -48,8 +48,6 @@ def test_arrays_read_as_lists_do(tmp_path: Path) -> None:
     paths = ["a.jpg", "b/c.jpg", "s3://x/y/z.png", "/caf\udce9/\ud800.jpg", "b/d.jpg"]
     assert Names(paths) == paths
     assert (Names(paths)[-1], len(Names([]))) == ("b/d.jpg", 0)
-    sets = Column.of_sets([[2, 0], [], [1]])
-    assert (sets == [[2, 0], [], [1]], sets[-1], sets[1:]) == (True, [1], [[], [1]])
     numbers = Column(np.array([[1.5, np.nan], [2.0, 3.0]]))
     assert numbers[1] == [2.0, 3.0]
     split = FileSplit(paths, [0, 1, 2, 3, 4])

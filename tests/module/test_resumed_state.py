@@ -270,8 +270,8 @@ def test_the_form_of_other_states() -> None:
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """When each file of a run was written, without its lock, the libraries' warnings and the samples of the machine."""
-    left_out = {".lock", "warnings.txt", "records"}
+    """When each file of a run was written, without its lock and the samples of the machine."""
+    left_out = {".lock", "records"}
     files = (path for path in folder.rglob("*") if left_out.isdisjoint(path.parts))
     return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 

@@ -97,17 +97,15 @@ class Names(Sequence[str]):
 
 
 class Column(Sequence[Target]):
-    """Targets as one array; each is read as Python's own numbers.
+    """Class ids ``(N,)`` or numbers ``(N, K)`` as one array; each target is read as Python's own numbers.
 
     Args:
-        values: class ids ``(N,)``, numbers ``(N, K)``, or with ``ends`` the ids of all pictures in a row.
-        ends: where the ids of each picture begin, and their end, ``(N + 1,)``.
+        values: the array.
     """
 
-    def __init__(self, values: np.ndarray, ends: np.ndarray | None = None) -> None:
-        """Stores the arrays; the arguments are the class's."""
+    def __init__(self, values: np.ndarray) -> None:
+        """Stores the array."""
         self.values = values
-        self.ends = ends
 
     @classmethod
     def of(cls, targets: Sequence[Any]) -> Sequence[Any]:
@@ -116,51 +114,24 @@ class Column(Sequence[Target]):
             return targets
         return cls(np.asarray(targets, np.int32))
 
-    @classmethod
-    def of_sets(cls, sets: Iterable[Sequence[int]]) -> "Column":
-        """Any number of class ids a picture."""
-        ids = array("i")
-        lengths = array("I", [0])
-        for one in sets:
-            ids.extend(one)
-            lengths.append(len(one))
-        return cls(np.asarray(ids), _ends(lengths))
-
     @property
     def holds_ids(self) -> bool:
         """Whether each target is one class id."""
-        return self.ends is None and self.values.ndim == 1
+        return self.values.ndim == 1
 
     def __len__(self) -> int:
-        return len(self.values) if self.ends is None else len(self.ends) - 1
-
-    def taken(self, numbers: np.ndarray) -> "Column":
-        """The targets of the pictures of these numbers."""
-        if self.ends is None:
-            return Column(self.values[numbers])
-        return Column.of_sets(self._set(int(i)) for i in numbers)
-
-    def _set(self, i: int) -> list[int]:
-        """The ids of one picture."""
-        assert self.ends is not None
-        ids: list[int] = self.values[self.ends[i] : self.ends[i + 1]].tolist()
-        return ids
+        return len(self.values)
 
     def __getitem__(self, i: int | slice) -> Target:  # type: ignore[override]
         """The target of a picture; a column of those of a slice."""
+        values = self.values[i]
         if isinstance(i, slice):
-            return self.taken(np.arange(len(self))[i])  # type: ignore[return-value]
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        if self.ends is None:
-            target: Target = self.values[i].tolist()
-            return target
-        return self._set(i % len(self))
+            return Column(values)  # type: ignore[return-value]
+        target: Target = values.tolist()
+        return target
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """The values, for NumPy; of sets of ids it can't be made."""
-        if self.ends is not None:
-            raise TypeError("sets of class ids are no array")
+        """The values, for NumPy."""
         return np.asarray(self.values, dtype)
 
     def __eq__(self, other: object) -> bool:
@@ -170,7 +141,7 @@ class Column(Sequence[Target]):
 def targets_at(targets: Sequence[Any], numbers: np.ndarray) -> Sequence[Any]:
     """The targets of the pictures of these numbers."""
     if isinstance(targets, Column):
-        return targets.taken(numbers)
+        return Column(targets.values[numbers])
     return [targets[i] for i in numbers]
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
-from kd.data.sources.folder import ImageFolder, labelled_folder
+from kd.data.sources.folder import classes_below, labelled_folder
 from kd.data.sources.places import pictures_below
 from kd.data.targets import Numbers
 from kd.errors import UserError
@@ -32,27 +32,42 @@ def drawing_program() -> ModuleType:
     return module
 
 
-def drawn_folder(split: str, counts: dict[str, int], portions: bool = False) -> str:
-    """The folder of a split, which is drawn into the user's cache folder where it is not there yet; one process of a
-    machine draws.
+class _Drawn(Source):
+    """Drawn food, in the user's cache folder since its first use.
 
     Args:
-        split: one of :data:`SPLITS`.
-        counts: pictures a class of ``train`` and ``val``.
-        portions: draw portions of any size, not the usual one.
-
-    Raises:
-        UserError: another split.
+        train_per_class: training pictures of each food.
+        val_per_class: validation pictures of each food.
     """
-    if split not in SPLITS:
-        allowed = ", ".join(SPLITS)
-        raise UserError(f"split: FoodTag has the splits {allowed}, got '{split}'")
-    sizes = {"test": TEST_PER_CLASS} if split == "test" else counts
-    root: Path = drawing_program().build(cache_dir(), sizes, portions)
-    return str(root / split)
+
+    portions = False
+    """Whether portions of any size are drawn, not the usual one."""
+
+    def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
+        """Checks the numbers of pictures; they are drawn when they are first needed."""
+        self.counts = {"train": train_per_class, "val": val_per_class}
+        drawing_program().check(train_per_class=train_per_class, val_per_class=val_per_class)
+
+    def _folder(self, split: str) -> str:
+        """The folder of a split, which is drawn where it is not there yet; one process of a machine draws.
+
+        Raises:
+            UserError: not one of :data:`SPLITS`.
+        """
+        if split not in SPLITS:
+            allowed = ", ".join(SPLITS)
+            raise UserError(f"split: FoodTag has the splits {allowed}, got '{split}'")
+        sizes = {"test": TEST_PER_CLASS} if split == "test" else self.counts
+        root: Path = drawing_program().build(cache_dir(), sizes, self.portions)
+        self.root = str(root)
+        return str(root / split)
+
+    def has(self, split: str) -> bool:
+        """Whether :meth:`load` draws the split."""
+        return split in SPLITS
 
 
-class FoodTagMini(ImageFolder):
+class FoodTagMini(_Drawn):
     """Drawn food in 20 classes, in the user's cache folder since its first use.
 
     Args:
@@ -60,34 +75,20 @@ class FoodTagMini(ImageFolder):
         val_per_class: validation pictures a class.
     """
 
-    def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        """Checks the numbers of pictures; they are drawn when they are first needed."""
-        self.counts = {"train": train_per_class, "val": val_per_class}
-        drawing_program().check(
-            **{f"{split}_per_class": count for split, count in self.counts.items()}
-        )
-        super().__init__(root="")
+    listed_early = True
 
     def load(self, split: str) -> FileSplit:
-        """Draws the set where it is not drawn yet (one process of a machine does), then reads it as an image folder."""
-        folder = drawn_folder(split, self.counts)
-        if not self.root:
-            self.root = str(Path(drawn_folder("train", self.counts)).parent)
-        if split != "test":
-            return super().load(split)
-        super().load("train")  # names the classes
-        return labelled_folder(folder, self.classes, self.key, self._noted(split))
-
-    def has(self, split: str) -> bool:
-        """Whether :meth:`load` draws the split."""
-        return split in SPLITS
+        """Draws the split where it is not drawn yet, then reads its folders of classes."""
+        folder = self._folder(split)
+        self.classes = classes_below(folder, self.key)
+        return labelled_folder(folder, self.classes, self.key)
 
     def describe(self) -> str:
         """The set's name and folder ("" before :meth:`load`), and how one's own pictures are given."""
         return f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
 
 
-class FoodTagCalories(Source):
+class FoodTagCalories(_Drawn):
     """Drawn food in portions of any size; the target is what the portion has in kcal (``model.task=Regression``).
 
     Args:
@@ -96,31 +97,20 @@ class FoodTagCalories(Source):
     """
 
     kind = Numbers()
-
-    def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        """Checks the numbers of pictures; they are drawn when they are first needed."""
-        self.counts = {"train": train_per_class, "val": val_per_class}
-        drawing_program().check(
-            **{f"{split}_per_class": count for split, count in self.counts.items()}
-        )
-        self.classes = ["calories"]
+    portions = True
 
     def load(self, split: str) -> FileSplit:
-        """Draws the set where it is not drawn yet (one process of a machine does); the target of a picture is ``[kcal]``,
-        by the class and seed in its path.
+        """Draws the split where it is not drawn yet; the target of a picture is ``[kcal]``, by the class and seed in its
+        path.
         """
-        paths, _ = pictures_below(drawn_folder(split, self.counts, portions=True))
+        paths, _ = pictures_below(self._folder(split))
+        self.classes = ["calories"]
+        program = drawing_program()
         targets = []
         for path in map(Path, paths):  # .../class/seed.jpg
-            label = drawing_program().CLASSES.index(path.parent.name)
-            seed = int(path.stem)
-            calories = drawing_program().calories_of(label, seed)
-            targets.append([calories])
+            label = program.CLASSES.index(path.parent.name)
+            targets.append([program.calories_of(label, int(path.stem))])
         return FileSplit(paths, targets)
-
-    def has(self, split: str) -> bool:
-        """Whether :meth:`load` draws the split."""
-        return split in SPLITS
 
     def describe(self) -> str:
         """What the set is, in a line."""

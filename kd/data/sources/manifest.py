@@ -252,20 +252,20 @@ class Manifest(Source):
                     raise Unfit("must hold an object a picture")
                 yield record
             return
-        reader = csv.reader(
-            io.StringIO(text, newline=""), delimiter=self.delimiter or DELIMITERS[suffix]
-        )
-        rows: Iterator[list[str]] = filter(None, reader)
-        first = next(rows, [])
-        names: list[Any] = [name.strip() for name in first]
+        lines = io.StringIO(text.lstrip("\r\n"), newline="")
+        delimiter = self.delimiter or DELIMITERS[suffix]
+        table: csv.DictReader[Any] = csv.DictReader(lines, delimiter=delimiter)
+        first = table.fieldnames or []
         if isinstance(self.path_column, int):  # no header
-            names = [*range(len(first))]
-            rows = chain([first], rows)
-        for row in rows:
-            if len(row) > len(names):
-                count = f"{len(row)} columns in line {reader.line_num}"
-                raise Unfit(f"has {count}, {len(names)} in the first")
-            yield dict(zip(names, row, strict=False))
+            table.fieldnames = range(len(first))
+            yield dict(enumerate(first))
+        else:
+            table.fieldnames = [name.strip() for name in first]
+        for row in table:
+            if None in row:
+                count = f"{len(first) + len(row[None])} columns in line {table.line_num}"
+                raise Unfit(f"has {count}, {len(first)} in the first")
+            yield row
 
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""
@@ -302,6 +302,7 @@ class Manifest(Source):
         if not rows.paths:
             raise UserError(f"{key}: {file} lists no pictures{said(rows.left_out)}")
         paths = self._paths_of(rows.paths, split)
+        targets: Sequence[Any]
         with _refused(f"{key}: {file}"):
             if self.targets:
                 targets = self._numbers(paths, rows.cells)
@@ -314,7 +315,7 @@ class Manifest(Source):
             self._rows.clear()  # their memory is given back
         return self._loaded[split]
 
-    def _ids(self, paths: Names, cells: list[Any], split: str) -> tuple[Names, Column]:
+    def _ids(self, paths: Names, cells: list[Any], split: str) -> tuple[Names, Sequence[Any]]:
         """The pictures of a split, each once where it may have several labels, and their class ids: one, or with
         ``multi_label`` any number; -1 for all where the training list has no labels. The training pictures also set
         :attr:`classes`.
@@ -343,8 +344,10 @@ class Manifest(Source):
         ids = {label: i for i, label in enumerate(self.classes)}
         names = map(printable, paths)
         check_known(zip(names, labels, strict=True), ids, f"data.source.{split}")
-        targets = Column.of_sets([ids[label] for label in of_picture] for of_picture in labels)
-        return paths, targets if self.several else Column(targets.values)
+        targets = [[ids[label] for label in of_picture] for of_picture in labels]
+        if self.several:
+            return paths, targets
+        return paths, Column(np.array(targets, np.int32).ravel())
 
     def _joined(self, paths: Names, labels: list[list[str]]) -> tuple[Names, list[list[str]]]:
         """The rows, those of one picture joined where it may have several labels.
@@ -361,19 +364,18 @@ class Manifest(Source):
         hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
         if len(np.unique(hashes)) == len(paths):
             return paths, labels
-        by_path: dict[str, list[str]] = {}
+        by_path: dict[str, dict[str, None]] = {}
         for path, found in zip(paths, labels, strict=True):
-            before = by_path.setdefault(path, found)
-            if before != found and not self.several:
-                both = in_quotes([*before, *found])
+            of_picture = by_path.setdefault(path, {})
+            of_picture.update(dict.fromkeys(found))
+            if len(of_picture) > 1 and not self.several:
                 raise Unfit(
-                    f"lists {printable(path)} twice, with different labels ({both}); give each picture one label, or "
-                    "data.source.multi_label=true joins them"
+                    f"lists {printable(path)} twice, with different labels ({in_quotes(of_picture)}); give each picture "
+                    "one label, or data.source.multi_label=true joins them"
                 )
-            by_path[path] = [*dict.fromkeys([*before, *found])]
         self.note(f"rows of pictures that are listed before: {len(paths) - len(by_path)}")
         if self.several:
-            return Names(by_path), [*by_path.values()]
+            return Names(by_path), [*map(list, by_path.values())]
         return paths, labels
 
     def _numbers(self, paths: Names, cells: list[Any]) -> Column:

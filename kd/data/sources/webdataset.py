@@ -6,16 +6,17 @@ are read once; where each picture lies, and its label, is kept in the user's cac
 
 import glob
 import hashlib
-import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from filelock import FileLock
+from pydantic import TypeAdapter
 
 from kd.data.label_text import plain_label
+from kd.data.once import once
 from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
 from kd.data.sources.files import said
@@ -28,16 +29,8 @@ from kd.machine import cache_dir
 from kd.progress import bar
 from kd.storage.archives import members_of, opened
 from kd.storage.decoding import MAX_BYTES
-from kd.storage.elsewhere import (
-    LARGEST_DATA,
-    LARGEST_LIST,
-    json_of,
-    matching,
-    open_regular,
-    text_of,
-)
+from kd.storage.elsewhere import LARGEST_DATA, json_of, matching, open_regular
 from kd.storage.objects import is_url
-from kd.storage.writing import write_text
 
 LABELS = ("cls", "json", "txt")
 """Endings of a sample's files that may hold its label."""
@@ -258,9 +251,8 @@ def braces(pattern: str, key: str = "") -> list[str]:
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
 def index(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds; from the user's cache folder where the shard (path, size, time) and ``label`` have not changed.
-
-    Every process calls it; one of them reads the headers, under a lock.
+    """What a shard holds, read by one process of a machine (:func:`~kd.data.once.once`), again where the shard (path, size,
+    time) or ``label`` has changed.
 
     Args:
         shard: path of the tar file.
@@ -276,14 +268,7 @@ def index(shard: str, label: str, key: str) -> Shard:
     facts = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
     digest = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:32]
     file = cache_dir() / "webdataset" / f"{digest}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
-        try:
-            return Shard(**json_of(text_of(file, LARGEST_LIST)))
-        except (OSError, ValueError, TypeError):
-            content = _read(shard, label, key)
-        write_text(file, json.dumps(content._asdict()))
-    return content
+    return once(file, TypeAdapter(Shard), partial(_read, shard, label, key))
 
 
 def _read(shard: str, label: str, key: str) -> Shard:
