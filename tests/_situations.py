@@ -1,12 +1,12 @@
-"""Every command and Python door where settings, weights, a search, a cache, answers or a library's folder are mine, a
-stranger's or missing, under an audit hook; run as a program by its test.
+"""Every command and Python door where settings, weights, records, a search, a cache, answers or a library's folder are
+mine, a stranger's or missing, under an audit hook; run as a program by its test.
 
     python -m tests._situations FOLDER [DOOR ...]
 
 What is called is read from :mod:`kd.cli` and ``kd.__all__``: a new door is called with each of :data:`FORMS`, and one that
 takes none of them fails the test. Prints a JSON object: how many cases, by door how they ended, and what should not have
 happened: an unlisted class of a stranger's words, a process that the same words with files of one's own do not start, a
-write outside the own folders, code of a stranger's folder.
+write outside the own folders, code of a stranger's folder, a letter that moves the cursor, a line that a record forges.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from kd.api import RunResult
 from kd.errors import RunError, UserError
 from kd.storage.weights_files import read_metadata
 from tests._helpers import draw_folder, save_teacher, tiny_vit, write_recipe
+from tests._stranger import ARGUMENTS, NAMED, forms, places
 
 LIMIT_S, WARM_S, LONGEST_S = 0.5, 10.0, 60.0
 """Seconds of the processor after which a case counts as one that works, as its long work has begun; the same of the first
@@ -57,6 +58,8 @@ WRITES = (
     "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
     "shutil.rmtree", "shutil.move", "shutil.copyfile",
 )  # fmt: skip
+CODE = ("antigravity", "evil")
+"""Modules that nothing of kd imports."""
 PROGRAMS = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn")
 FORMS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "recipe": (["recipe={r}"], ("settings", "teacher", "cache")),
@@ -81,14 +84,14 @@ FORMS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("settings", "search"),
     ),
     "resume": (["resume={run}", "trainer.max_epochs=2"], ("settings", "weights", "teacher", "cache")),
-    "run": (["{run}"], ("settings", "weights", "teacher", "cache")),
+    "run": (["{run}"], ("settings", "weights", "teacher", "cache", "records")),
     "pictures": (["{run}", "{data}/val/apple"], ("settings", "weights")),
     "file": (["{run}/student.safetensors", "folder={data}/val"], ("weights",)),
     "file alone": (["{run}/student.safetensors"], ("weights",)),
     "file, recipe": (["{run}/student.safetensors", "recipe={r}"], ("settings", "weights")),
     "file, run": (["{run}/student.safetensors", "{run}"], ("settings", "weights")),
     "weights": (["{home}/teacher.pth", "{run}"], ("settings", "weights", "teacher")),
-    "runs": (["{home}/runs"], ("settings", "weights")),
+    "runs": (["{home}/runs"], ("settings", "weights", "records")),
     "cache": (["--describe", "{home}/kept", "recipe={r}"], ("settings", "cache")),
 }  # fmt: skip
 """What a door may be called with, and whose files these words lead to."""
@@ -105,6 +108,23 @@ OWN = ("KD_CACHE", "TMPDIR", "HF_HOME")
 """Variables that name places in which kd and its libraries may write."""
 NO_DOORS = ("annotate", "save_student")
 """Functions of ``kd.__all__`` that read no file."""
+RUN = "runs/tiny/000"
+FILES: dict[str, tuple[str, ...]] = {
+    "settings": (f"{RUN}/config.yaml",),
+    "weights": (f"{RUN}/student.safetensors",),
+    "records": (f"{RUN}/summary.json", f"{RUN}/fidelity.json", f"{RUN}/records"),
+    "teacher": ("teacher.safetensors", "teacher.pth"),
+    "cache": ("kept", os.environ.get("KD_CACHE", "cache")),
+    "answers": ("answers.csv", "answers"),
+    "library": ("hf", "timm", "ds"),
+    "search": ("runs/tiny/tune/search",),
+}
+"""What is missing where a thing is missing; relative to the home."""
+HOSTILE_TEXT = "a\x1b[2J\u202e\r\nFORGED \x07\x9b2J =HYPERLINK(1) <script>"
+HOSTILE_VALUES: tuple[object, ...] = (
+    HOSTILE_TEXT, {"class_path": "os.system", "init_args": ARGUMENTS}, 10**15, -1, [], None, 1e308, {}, True,
+)  # fmt: skip
+"""What a stranger's records hold in the place of each value."""
 
 
 class Stop(BaseException):
@@ -122,6 +142,28 @@ class Shown(io.StringIO):
 
 def entry(name: str, **arguments: object) -> dict[str, object]:
     return {"class_path": name, "init_args": arguments}
+
+
+def replaced(tree: object, value: object, of_texts: bool) -> object:
+    """A tree with all its values replaced; with ``of_texts`` each text made hostile, all else as it was."""
+    if isinstance(tree, dict):
+        return {key: replaced(inner, value, of_texts) for key, inner in tree.items()}
+    if isinstance(tree, list):
+        return [replaced(inner, value, of_texts) for inner in tree]
+    if of_texts:
+        return f"{tree}{value}" if isinstance(tree, str) else tree
+    return value
+
+
+def spoil(file: Path, value: object, of_texts: bool) -> None:
+    """Puts a hostile value into each place of a JSON, JSON-lines or CSV file."""
+    lines = file.read_text().splitlines()
+    if file.suffix == ".csv":
+        spoilt = [f"{line}{value}" for line in lines]
+    else:
+        records = lines if file.suffix == ".jsonl" else ["\n".join(lines)]
+        spoilt = [json.dumps(replaced(json.loads(line), value, of_texts)) for line in records]
+    file.write_text("\n".join(spoilt) + "\n")
 
 
 class World:
@@ -154,6 +196,11 @@ class World:
             ("model", f"{self.there}/r.yaml"),
             ("resume", f"{self.victim}/run"),
         ]  # fmt: skip
+        for number, key in enumerate(
+            places()[::2]
+        ):  # listed and unlisted names at every other place
+            written = forms(NAMED[number % len(NAMED)])
+            self.hostile_settings.append((key.removesuffix("+"), written[number % len(written)]))
         self.hostile_students: list[dict[str, object]] = [
             {"builder": entry("kd_payload.Payload")},
             {"builder": touch},
@@ -165,7 +212,7 @@ class World:
             {"kwargs": {"num_classes": 4, "checkpoint_path": f"{self.there}/evil.pth"}},
             {"builder": entry("own_parts.Quiet", junk=touch)},
         ]
-        self.turn: dict[str, Iterator[int]] = {name: itertools.count() for name in THINGS}
+        self.turn: dict[str, Iterator[int]] = {name: itertools.count() for name in FILES}
 
     def make(self) -> None:
         """All of one's own, by kd's commands, and what is the stranger's."""
@@ -201,6 +248,10 @@ class World:
         os.chdir(self.home)
         assert cli.main("train", ["recipe=r.yaml"]) == 0
         assert cli.main("eval", [str(self.run)]) == 0
+        assert cli.main("export", [str(self.run), "to=onnx"]) == 0
+        said = read_metadata(self.run / "student.safetensors")
+        for number, name in enumerate((*said, "dense", "facts")):
+            self.hostile_students.append({name: forms(NAMED[number % len(NAMED)])[number % 4]})
         shutil.copytree(self.run, self.victim / "run")
         self.make_library()
         rows = [f"{path}{',0.25' * 4}" for path in sorted(data.rglob("*.jpg"))]
@@ -256,11 +307,24 @@ class World:
         values = {"home": self.home, "run": self.run, "data": self.folder / "data",
                   "r": self.home / "r.yaml", "o": self.home / "o.yaml"}  # fmt: skip
         for thing, state in situation.items():
-            getattr(self, f"{state}_{thing}", lambda values: None)(values)
+            if state == "missing":
+                self.remove(thing, values)
+            else:
+                getattr(self, f"{state}_{thing}")(values)
         return {name: str(value) for name, value in values.items()}
 
     def next(self, thing: str, variants: list[Any]) -> Any:
         return variants[next(self.turn[thing]) % len(variants)]
+
+    def remove(self, thing: str, values: dict[str, Any]) -> None:
+        """Takes a thing away."""
+        for name in FILES[thing]:
+            place = self.home / name
+            if place.is_dir():
+                shutil.rmtree(place)
+            place.unlink(missing_ok=True)
+        if thing == "settings":
+            values |= {"r": self.there / "none.yaml", "o": self.there / "none.yaml"}
 
     def plain_settings(self, values: dict[str, Any]) -> None:
         """A stranger's settings that name nothing."""
@@ -278,6 +342,8 @@ class World:
             node = tree
             *above, last = key.split(".")
             for part in above:
+                if not isinstance(node.get(part), dict):
+                    node[part] = {}
                 node = node[part]
             if key != "plain":
                 node[last] = value
@@ -287,18 +353,23 @@ class World:
         values |= {"r": self.there / "r.yaml", "o": self.there / "o.yaml"}
         self.untouched = self.others()
 
-    def missing_settings(self, values: dict[str, Any]) -> None:
-        (self.run / "config.yaml").unlink()
-        values |= {"r": self.there / "none.yaml", "o": self.there / "none.yaml"}
-
     def strangers_weights(self, values: dict[str, Any]) -> None:
         file = self.run / "student.safetensors"
         hostile = self.next("weights", self.hostile_students)
         said = read_metadata(file) | {name: json.dumps(value) for name, value in hostile.items()}
         file.write_bytes(save(load_file(file), said))
 
-    def missing_weights(self, values: dict[str, Any]) -> None:
-        (self.run / "student.safetensors").unlink()
+    def strangers_records(self, values: dict[str, Any]) -> None:
+        """A hostile value in each place of one file, or hostile text in all files."""
+        turn, which = divmod(next(self.turn["records"]), len(HOSTILE_VALUES))
+        value = HOSTILE_VALUES[which]
+        recorded = [path for path in sorted(self.run.rglob("*")) if "student" not in path.parts]
+        files = [path for path in recorded if path.suffix in (".json", ".jsonl")]
+        if value == HOSTILE_TEXT and turn % 2:
+            for file in [*files, *self.run.rglob("*.csv")]:
+                spoil(file, value, of_texts=True)
+        else:
+            spoil(files[(turn + which) % len(files)], value, of_texts=False)
 
     def strangers_teacher(self, values: dict[str, Any]) -> None:
         file = self.home / "teacher.safetensors"
@@ -308,10 +379,6 @@ class World:
             save(load_file(file), said | {k: json.dumps(v) for k, v in hostile.items()})
         )
         (self.home / "teacher.pth").write_bytes(pickle.dumps(Pickled(self.hacked)))
-
-    def missing_teacher(self, values: dict[str, Any]) -> None:
-        (self.home / "teacher.safetensors").unlink()
-        (self.home / "teacher.pth").unlink()
 
     def strangers_cache(self, values: dict[str, Any]) -> None:
         """Files of answers are links, pickles and hostile JSON in turn."""
@@ -325,10 +392,6 @@ class World:
             else:
                 file.write_text(json.dumps(entry("kd_payload.Payload")))
 
-    def missing_cache(self, values: dict[str, Any]) -> None:
-        shutil.rmtree(self.home / "kept")
-        shutil.rmtree(os.environ["KD_CACHE"])
-
     def strangers_answers(self, values: dict[str, Any]) -> None:
         file = self.home / "answers.csv"
         content = [
@@ -339,10 +402,6 @@ class World:
         file.write_bytes(hostile)
         for stored in (self.home / "answers").glob("*/*.*"):
             stored.write_bytes(hostile)
-
-    def missing_answers(self, values: dict[str, Any]) -> None:
-        (self.home / "answers.csv").unlink()
-        shutil.rmtree(self.home / "answers")
 
     def strangers_library(self, values: dict[str, Any]) -> None:
         """Code beside the weights that the configuration names, and pickled weights."""
@@ -363,10 +422,6 @@ class World:
                     file.with_name("pytorch_model.bin").write_bytes(
                         pickle.dumps(Pickled(self.hacked))
                     )
-
-    def missing_library(self, values: dict[str, Any]) -> None:
-        for name in ("hf", "timm", "ds"):
-            shutil.rmtree(self.home / name)
 
     def finish_search(self) -> None:
         """Of a search whose trial was begun: the trial's run is there, and the journal says that it is complete."""
@@ -422,12 +477,6 @@ class World:
         place.unlink(missing_ok=True)
         place.symlink_to(to)
 
-    def missing_search(self, values: dict[str, Any]) -> None:
-        shutil.rmtree(self.search)
-
-
-THINGS = ("settings", "weights", "teacher", "cache", "answers", "library", "search")
-
 
 class Pickled:
     """A pickle that starts a program."""
@@ -473,6 +522,8 @@ class Watch:
             self.libraries
         ):
             self.seen.append(f"runs {arguments[0].co_filename}")
+        elif event == "import" and str(arguments[0]) in CODE:
+            self.seen.append(f"imports {arguments[0]}")
         elif event == "pickle.find_class" and str(arguments[0]) in ("os", "posix", "kd_payload"):
             self.seen.append(f"unpickles {arguments}")
         elif event == "open" and self.writes(arguments):
@@ -614,6 +665,13 @@ class Cases:
             lost = self.world.untouched.keys() - self.world.others().keys()
             self.watch.seen.append(f"changed {changed} lost {sorted(lost)[:2]}")
             self.world.untouched = self.world.others()
+        usual = (
+            "\n\t\r" if name.startswith("kd.") else "\n\t"
+        )  # in Python libraries draw their bars
+        if bad := {letter for letter in text if letter not in usual and not letter.isprintable()}:
+            self.watch.seen.append(f"prints {bad!r}")
+        if any(line.startswith("FORGED") for line in text.splitlines()):
+            self.watch.seen.append(f"prints a forged line: {text[-300:]}")
         if self.watch.seen:
             self.harm.append(f"{what}: {self.watch.seen[:3]} {words}"[:700])
         ends = self.ends.setdefault(name, {})
@@ -626,15 +684,15 @@ class Cases:
         return end
 
 
-TRIES = {"weights": 9, "search": 8}
-"""How often a stranger's thing is tried, each time in another variant; others are tried three times."""
+TRIES = {"weights": 4, "search": 8, "records": 12}
+"""How often a command tries a stranger's thing, each time in another variant; others are tried three times."""
 
 
-def situations(things: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """In which one thing is not mine, and the settings beside it."""
+def situations(things: tuple[str, ...], most: int) -> Iterator[dict[str, str]]:
+    """In which one thing is not mine, and the settings beside it; a stranger's is tried ``most`` times at most."""
     for thing in things:
         yield {thing: "missing"}
-        yield from [{thing: "strangers"}] * TRIES.get(thing, 3)
+        yield from [{thing: "strangers"}] * min(most, TRIES.get(thing, 3))
         if "settings" in things and thing != "settings":
             yield from ({thing: state, "settings": "plain"} for state in ("strangers", "missing"))
     if {"settings", "weights"} <= {*things}:
@@ -669,9 +727,10 @@ def main() -> None:
             if cases.call(name, door, form, {}) != "2":
                 taken.setdefault(name, []).append(form)
     warm = len(cases.harm), cases.count
-    for name, forms in taken.items():
-        for form in forms:
-            for situation in situations(FORMS[form][1]):
+    for name, of_door in taken.items():
+        for form in of_door:
+            most = 2 if name.startswith("kd.") else 99  # Python's doors lead to the commands' code
+            for situation in situations(FORMS[form][1], most):
                 cases.call(name, known[name], form, situation)
     cases.watch.seen.clear()
     found = len(cases.harm)

@@ -1,32 +1,24 @@
 """Every command and Python door where each file is mine, a stranger's or missing (:mod:`tests._situations`)."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests._helpers import ROOT
+from tests._stranger import result_of
 
 
 @pytest.mark.timeout(600)
 def test_no_situation_lets_a_stranger_do_anything(tmp_path: Path) -> None:
+    """Nor has what is printed a letter that moves the cursor, or a line that a record forges."""
     pytest.importorskip("transformers")
     pytest.importorskip("optuna")
+    pytest.importorskip("onnxruntime")
     places = {"KD_CACHE": "cache", "TMPDIR": "temporary", "HF_HOME": "hub"}
+    variables = {variable: str(tmp_path / name) for variable, name in places.items()}
     for name in places.values():
         (tmp_path / name).mkdir()
-    child = subprocess.run(
-        [sys.executable, "-m", "tests._situations", str(tmp_path / "world")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "temporary" / "inductor"),
-             **{variable: str(tmp_path / name) for variable, name in places.items()}},
-        cwd=tmp_path, capture_output=True, text=True, timeout=580,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr[-2000:]
-    result = json.loads(child.stdout.splitlines()[-1])
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "temporary" / "inductor")
+    result = result_of("_situations", tmp_path / "world", cwd=tmp_path, **variables)
     assert result["count"] > 700
     assert not result["harm"], "\n".join(result["harm"][:20])
     assert not result["crashes"], "\n".join(result["crashes"][:20])

@@ -4,9 +4,6 @@ Which settings there are is read from the settings themselves, so that a new one
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from kd.config.kinds import read
 from kd.run import keys
 from kd.run.gate import check_foreign
 from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
+from tests._stranger import result_of
 
 
 @pytest.fixture(scope="module")
@@ -33,48 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
-    run = folder / "runs" / "tiny" / "000"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "KD_CACHE": str(folder / "cache"),
-    }
-    child = subprocess.run(
-        [sys.executable, "-m", "tests._stranger", str(folder), str(run)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr[-2000:]
-    result = json.loads(child.stdout.splitlines()[-1])
-    assert result["count"] > 20_000 and result["classes"] > 500
-    assert not result["harm"], "\n".join(result["harm"][:20])
+    """Commands, and whatever else a stranger may have written: :mod:`tests.test_situations`."""
+    found = result_of("_stranger", folder, cwd=tmp_path, KD_CACHE=str(folder / "cache"))
+    assert found["count"] > 20_000 and found["classes"] > 500
+    assert not found["harm"], "\n".join(found["harm"][:20])
     assert not list(folder.rglob("HACKED")) and not list(tmp_path.iterdir())
-
-
-def test_commands_do_nothing_for_a_stranger(folder: Path, tmp_path: Path) -> None:
-    """Every command, up to where its long work begins, on hostile settings, runs, students and records.
-
-    What it prints moves no cursor and forges no line.
-    """
-    run = folder / "runs" / "tiny" / "000"
-    assert main("eval", [str(run)]) == main("export", [str(run), "to=onnx"]) == 0
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "KD_CACHE": str(folder / "cache"),
-    }
-    child = subprocess.run(
-        [sys.executable, "-m", "tests._commands", str(folder)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr[-2000:]
-    result = json.loads(child.stdout.splitlines()[-1])
-    assert result["count"] > 200
-    # a run that no search has made has nothing to be compared with; a job lacks its image
-    assert {*result["warm_failed"]} <= {"compare 2", "launch 2"}
-    assert not result["harm"], "\n".join(result["harm"][:20])
-    assert not result["left"] and not list(folder.rglob("HACKED"))
 
 
 def test_every_setting_that_takes_a_class_says_which() -> None:
