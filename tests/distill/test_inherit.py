@@ -12,16 +12,18 @@ from safetensors.torch import load_file, save_file
 
 from kd.cli import train_main
 from kd.data.info import DataInfo
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model
 from kd.report.records import FIT_OF_THE_START, read_run
 from kd.run.assemble import assemble
-from tests._helpers import ARCH, CLASSES, TINY, save_teacher
+from tests._helpers import ARCH, CLASSES, TINY, Command, save_teacher
+from tests._runs import run, run_of, student_of, summary_of
 
 
 def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, printed: Command
 ) -> None:
     headless = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
     items = [
@@ -33,9 +35,10 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
         "model.distill_losses={hint: {class_path: HintLoss}}",
         "model.taps.hint={student: norm, teacher: norm}",
     ]
-    assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]) == 0
-    assert "starts from random weights" not in capsys.readouterr().out
-    run = recipe.parent / "runs" / "tiny" / "000"
+    assert "starts from random weights" not in printed(
+        "train", [f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]
+    )
+    run = run_of(recipe)
     startup = read_run(run).event("startup")
     assert startup is not None
     assert {FIT_OF_THE_START, "pictures for the fits"} <= set(startup["parts"])
@@ -47,21 +50,12 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
     torch.testing.assert_close(ours.T @ ours, theirs.T @ theirs, atol=1e-4, rtol=1e-3)
 
 
-def test_a_pair_that_does_not_fit_is_refused_before_anything_is_read(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    items = ["model.student.inherit=true", "model.student.kwargs.embed_dim=64"]
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    said = capsys.readouterr()
-    assert (
-        "model.student.inherit: the student must have no larger width than the teacher, got 64 and 32"
-        in said.err
-    )
-    assert "preflight" not in said.out + said.err
-
-
 def test_a_recipe_bends_to_its_student(
-    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path,
+    capsys: pytest.CaptureFixture[str],
+    printed: Command,
+    refusal: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``inherit=auto``: another kind of student starts from random weights, at its rate; a refusal names it. One that is
     larger than its teacher is reported, and timm's weights are no tip where they can't be had.
@@ -77,10 +71,9 @@ def test_a_recipe_bends_to_its_student(
     students = recipe.parent / "runs" / "tiny"
 
     def student(number: int) -> dict:
-        return json.loads((students / f"{number:03d}" / "summary.json").read_text())["student"]
+        return summary_of(students / f"{number:03d}")["student"]
 
-    assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
-    said = capsys.readouterr().out
+    said = printed("train", [*items, *cnn, "model.student.inherit=auto"])
     reason = (
         "(student and teacher must be of one family, got ResNet and VisionTransformer; "
         "model.student.arch=auto is a smaller relative of the teacher, which can), at optim.lr_scratch=0.01; "
@@ -91,20 +84,18 @@ def test_a_recipe_bends_to_its_student(
     )
     assert "M parameters, more than its teacher vit_tiny_patch16_224" in said
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
-    assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
-    assert "model.student.pretrained" not in capsys.readouterr().out
-    assert train_main([*items, *cnn, "model.student.inherit=true"]) == 2
-    assert (
-        "model.student.inherit=auto trains such a student without them" in capsys.readouterr().err
+    assert "model.student.pretrained" not in printed(
+        "train", [*items, *cnn, "model.student.inherit=auto"]
+    )
+    assert "model.student.inherit=auto trains such a student without them" in refusal(
+        "train", [*items, *cnn, "model.student.inherit=true"]
     )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto"]) == 0
     assert (student(2)["start"], student(2)["lr"]) == ("inherited", 0.001)
     assert "random weights" not in capsys.readouterr().out
     weights = f"model.student.checkpoint={students / '002'}"
-    assert train_main([*items, "model.student.inherit=true", weights]) == 2
-    assert (
-        "inherit: true would overwrite the weights of model.student.checkpoint"
-        in capsys.readouterr().err
+    assert "inherit: true would overwrite the weights of model.student.checkpoint" in refusal(
+        "train", [*items, "model.student.inherit=true", weights]
     )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto", weights]) == 0
     assert (student(3)["start"], student(3)["lr"]) == ("pre-trained", 0.001)
@@ -112,45 +103,27 @@ def test_a_recipe_bends_to_its_student(
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
 
 
-def test_arch_auto_is_a_quarter_of_the_teacher(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arch_auto_is_a_quarter_of_the_teacher(recipe: Path, printed: Command) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
     auto = ["model.student.arch=auto", "model.student.kwargs={}", "model.student.inherit=true"]
-    assert train_main([*items, *auto]) == 0
-    assert f"{ARCH} with {{'depth': 2, 'embed_dim': 16" in capsys.readouterr().out
-    folder = recipe.parent / "runs" / "tiny" / "000"
-    assert load_file(folder / "student.safetensors")["blocks.1.attn.qkv.weight"].shape == (48, 16)
-    assert json.loads((folder / "summary.json").read_text())["student"]["start"] == "inherited"
+    assert f"{ARCH} with {{'depth': 2, 'embed_dim': 16" in printed("train", [*items, *auto])
+    folder = run_of(recipe)
+    assert student_of(folder)["blocks.1.attn.qkv.weight"].shape == (48, 16)
+    assert summary_of(folder)["student"]["start"] == "inherited"
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
-
-
-EVA = {**TINY, "num_heads": 2}
 
 
 @pytest.mark.parametrize(
     ("arch", "kwargs", "halves"),
     [
-        ("vit_small_patch16_dinov3", EVA, {"embed_dim": 16, "num_heads": 1}),
-        ("eva02_tiny_patch14_224", EVA, {"embed_dim": 16, "num_heads": 1}),
-        ("vit_pe_core_tiny_patch16_384", EVA, {"embed_dim": 16, "num_heads": 1}),
-        ("vit_base_patch16_siglip_224", EVA, {"embed_dim": 16, "num_heads": 1}),
-        (
-            "convnext_tiny.dinov3_lvd1689m",
-            {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]},
-            {"dims": [4, 8, 12, 16]},
-        ),
-        (
-            "resnet50",
-            {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]},
-            {"channels": [4, 4, 8, 8]},
-        ),
+        ("vit_small_patch16_dinov3", TINY, {"embed_dim": 16, "num_heads": 1}),
+        ("convnext_tiny.dinov3_lvd1689m", {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]}, {"dims": [4, 8, 12, 16]}),
     ],
-)
-def test_arch_auto_of_each_family(
-    arch: str, kwargs: dict, halves: dict, recipe: Path, capsys: pytest.CaptureFixture[str]
+)  # fmt: skip
+def test_arch_auto_of_a_transformer_and_a_cnn(
+    arch: str, kwargs: dict, halves: dict, recipe: Path, printed: Command
 ) -> None:
-    """A whole run, and the relative that it names."""
+    """A whole run, and the relative that it names; of all families: :mod:`tests.distill.inherit.test_cnns`."""
     takes_size = {"img_size": 32} if "patch_size" in kwargs else {}
     teacher = timm.create_model(arch, num_classes=len(CLASSES), **kwargs, **takes_size)
     weights = recipe.parent / "teacher.safetensors"
@@ -171,19 +144,16 @@ def test_arch_auto_of_each_family(
         "preflight=off",
         "trainer.max_epochs=1",
     ]
-    assert train_main(items) == 0
-    (line,) = (x for x in capsys.readouterr().out.splitlines() if f"student: {arch} with" in x)
+    (line,) = (x for x in printed("train", items).splitlines() if f"student: {arch} with" in x)
     assert [
         pair for pair in {**kwargs, **halves}.items() if "'{}': {}".format(*pair) not in line
     ] == []
-    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = json.loads((run_of(recipe) / "summary.json").read_text())
     assert summary["student"]["start"] == "inherited"
 
 
-def test_a_student_takes_as_many_patches_as_its_teacher_has(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``patch_size: auto``; without it a line says that there are fewer. A student of its own weights keeps its own."""
+def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, printed: Command) -> None:
+    """``patch_size: auto``; without it a line says that there are fewer."""
     teacher = save_teacher(recipe.parent / "of14.safetensors", patch_size=14, img_size=28)
     shape = {name: size for name, size in TINY.items() if name != "patch_size"}
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "model.student.inherit=auto", "model.student.img_size=28",
@@ -199,29 +169,15 @@ def test_a_student_takes_as_many_patches_as_its_teacher_has(
         f"model.student.kwargs={json.dumps({**shape, **given})}"
         for given in ({}, {"patch_size": "auto"})
     )
-    assert train_main([*items, own]) == 0
-    assert (
-        "model.student.kwargs.patch_size=auto gives it as many (14 pixels)"
-        in capsys.readouterr().out
+    assert "model.student.kwargs.patch_size=auto gives it as many (14 pixels)" in printed(
+        "train", [*items, own]
     )
-    assert train_main([*items, auto]) == 0
-    assert (
-        f"student: {ARCH} has patches of 14 pixels, as many as its teacher"
-        in capsys.readouterr().out
+    assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in printed(
+        "train", [*items, auto]
     )
     assert [grid(0), grid(1)] == [(16, 16), (14, 14)]
-    assert train_main([f"resume={students / '001'}", "trainer.max_epochs=2"]) == 0
-    assert train_main([*items, auto, f"model.student.checkpoint={students / '000'}"]) == 0
-    assert train_main([*items, auto, f"model.student.checkpoint={students / '001'}"]) == 0
-    assert train_main([*items, auto, "model.student.inherit=false"]) == 0
-    assert "as many" not in capsys.readouterr().out
-    assert [grid(number) for number in range(5)] == [
-        (16, 16),
-        (14, 14),
-        (16, 16),
-        (14, 14),
-        (16, 16),
-    ]
+    assert "as many" not in printed("train", [f"resume={students / '001'}", "trainer.max_epochs=2"])
+    assert grid(1) == (14, 14)
 
 
 class Vits:
@@ -236,16 +192,28 @@ class Vits:
 def test_auto_is_the_students_alone_and_is_told_where_it_can_do_nothing(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "teacher.safetensors", patch_size=14, img_size=56)
 
-    def note(side: int, patch_size: object = "auto", **more: Any) -> str:
+    def made(side: int, patch_size: object = "auto", inherit: Any = True, **more: Any) -> Student:
         small = StudentSpec(
-            ARCH, side, inherit=True, kwargs={**TINY, "patch_size": patch_size}, **more
+            ARCH, side, inherit=inherit, kwargs={**TINY, "patch_size": patch_size}, **more
         )
         big = TeacherSpec(ARCH, 56, kwargs={**TINY, "patch_size": 14}, checkpoint=str(file))
         module = assemble(
             DataInfo(list(CLASSES), 8, 8), small, big, distill_losses={"kd": KDLoss()}
         )
-        return module.student.note
+        return module.student
 
+    def note(*given: Any, **more: Any) -> str:
+        return made(*given, **more).note
+
+    for patch_size in (16, 14):  # a student of its own weights keeps its own
+        own = tmp_path / str(patch_size) / "model.safetensors"
+        own.parent.mkdir()
+        save_teacher(own, patch_size=patch_size, img_size=56)
+        of_timm = {"architecture": ARCH, "model_args": {**TINY, "patch_size": patch_size}}
+        own.with_name("config.json").write_text(json.dumps(of_timm))
+        student = made(56, inherit="auto", checkpoint=str(own))
+        assert student.model.patch_embed.patch_size == (patch_size, patch_size)
+    assert made(56, inherit=False).model.patch_embed.patch_size == (16, 16)
     assert note(56).startswith("has patches of 14 pixels, as many as its teacher")
     assert note(56, 16).startswith(
         "has fewer patches than its teacher; model.student.kwargs.patch_size=auto gives"
@@ -271,8 +239,8 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
         "model.student.inherit=true",
         "optim.lr=1e-9",
     ]
-    assert train_main([f"recipe={recipe}", *items, *copy_of, "trainer.max_epochs=1"]) == 0
-    rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
+    run(recipe, *items, *copy_of, "trainer.max_epochs=1")
+    rows = list(csv.DictReader((run_of(recipe) / "metrics.csv").open()))
     for name in losses:
         assert (
             float(
@@ -285,20 +253,6 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
             )
             < 0.1
         )
-
-
-def test_the_middle_of_a_cnn_learns_from_the_middle_of_a_vit(recipe: Path) -> None:
-    """`maps@1/3` names a layer of any student, as `recipe=grocery_vit` needs."""
-    both = "[maps@1/3, maps@2/3]"
-    items = ["model.distill_losses.middle={class_path: MSELoss, init_args: {standardize: variance}}",
-             f"model.taps.middle={{student: {both}, teacher: {both}}}"]  # fmt: skip
-    cnn = ["model.student.arch=resnet10t", "model.student.kwargs={}"]
-    assert train_main([f"recipe={recipe}", *items, *cnn, "trainer.max_epochs=2"]) == 0
-    rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
-    losses = [
-        float(row[key]) for row in rows for key in row if key.endswith("middle_loss") and row[key]
-    ]
-    assert 0 < losses[-1] < losses[0]
 
 
 def test_a_pretrained_student_without_labels_begins_with_its_teachers_answers(
@@ -317,11 +271,11 @@ def test_a_pretrained_student_without_labels_begins_with_its_teachers_answers(
         "optim.lr=1e-9",
         "trainer.max_epochs=1",
     ]
-    assert train_main([f"recipe={recipe}", *items]) == 0
+    run(recipe, *items)
     assert (
         "a ridge regression of the teacher's answers on the features of" in capsys.readouterr().out
     )
-    student = load_file(recipe.parent / "runs" / "tiny" / "000" / "student.safetensors")
+    student = load_file(run_of(recipe) / "student.safetensors")
     ours, theirs = student["head.weight"], teacher["head.weight"]
     ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
     assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.4

@@ -37,9 +37,9 @@ from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.tasks import Classification, MultiLabel, Regression
-from tests._forks import start_ranks, status_of
-from tests._helpers import ARCH, CLASSES, TINY, write_recipe
-from tests._runs import assert_same, losses, run_folders, student_of
+from tests._forks import run_ranks
+from tests._helpers import ARCH, CLASSES, TINY, Command, write_recipe
+from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 LEARNT = "student.objective.losses"  # where checkpoints keep the losses' parameters
 INFO = DataInfo(list(CLASSES), 48, 16)
@@ -123,7 +123,7 @@ def test_all_losses_together_train_and_resume_bit_for_bit(
     ):
         assert f"{LEARNT}.{key}" in saved["state_dict"]
     trained = sum(len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"])
-    assert trained > len(load_file(whole / "student.safetensors"))
+    assert trained > len(student_of(whole))
     plain = timm.create_model(ARCH, num_classes=4, img_size=32, **TINY)
     assert set(student_of(whole)) == set(plain.state_dict())
 
@@ -170,8 +170,7 @@ def test_losses_with_parameters_on_two_processes_with_sharded_state(
 
 def two_ranks(recipe: Path, *items: str) -> None:
     shared = [f"recipe={recipe}", "data.batch_size=4", "trainer.max_epochs=1", *items]
-    pids = start_ranks(shared, recipe.parent / "log.txt")
-    assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
+    run_ranks(shared, recipe.parent / "log.txt")
 
 
 def test_losses_over_the_batch_see_the_batches_of_all_processes(
@@ -200,7 +199,7 @@ def test_losses_over_the_batch_see_the_batches_of_all_processes(
 
 
 def test_features_alone_of_a_vit_teach_a_cnn(
-    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pictures: Path, teacher: Path, printed: Command, refusal: Command
 ) -> None:
     """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
     stages = {
@@ -214,8 +213,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
         model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
         model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
     )  # fmt: skip
-    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
-    out = capsys.readouterr().out
+    out = printed("train", [f"recipe={recipe}", "trainer.max_epochs=1"])
     assert "student.safetensors holds the last epoch" in out
     assert "acc1" not in out
     (folder,) = run_folders(recipe)
@@ -223,15 +221,16 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert "val/" not in header
     assert all(f"train/{name}_loss" in header for name in chosen)
     assert "nan" not in "".join(rows)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["student"]["val"] == summary["student"]["best_val"] == {}
     last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")[
         "state_dict"
     ]
     for key, value in student_of(folder).items():
         assert torch.equal(value, last[f"student.model.{key}"]), key
-    assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
-    assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
+    assert "checkpoint.monitor: nothing trains the student's classifier" in refusal(
+        "train", [f"recipe={recipe}", "checkpoint.monitor=val/acc1"]
+    )
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
     (folder / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
@@ -317,23 +316,6 @@ def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None
         torch.testing.assert_close(average, (own + distilled) / 2)
 
 
-def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
-    built = module(teacher, task_loss_weight=0.0, distill_losses={"simkd": SimKDLoss()})
-    assert not built.student.model.head.weight.requires_grad
-    built.on_validation_start()
-    built.student.model.eval()
-    features = built.student.model.forward_head(
-        built.student.model.forward_features(built.student.prepare(PICTURES)), pre_logits=True
-    )
-    projected = built.student.objective.losses["simkd"].projection(features)
-    torch.testing.assert_close(
-        built.student.model(built.student.prepare(PICTURES)),
-        built.teacher.model.head(projected),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
 @pytest.mark.parametrize(
     "items",
     [
@@ -357,8 +339,7 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
             *items[1:],
         ]
     simkd = "model.distill_losses={x: {class_path: SimKDLoss}}"
-    assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", simkd, *items]) == 0
-    (folder,) = run_folders(recipe)
+    folder = run(recipe, "model.task_loss_weight=0", simkd, *items)
     saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")[
         "state_dict"
     ]
@@ -410,38 +391,6 @@ def test_what_a_loss_is_not_defined_for_is_refused(
         teacher = save_teacher(tmp_path / "two.safetensors", 2)
     with pytest.raises(UserError, match=message):
         module(teacher, info, distill_losses=losses, **extra)
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: loss 'dkd' not found (kd)"),
-        (["model.distill_losses.h=ATLoss", "model.taps.h={student: blocks.9, teacher: norm}"],
-         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'blocks.9'; near: blocks.0"),
-        (["model.distill_losses.h=ATLoss", "model.taps.h={student: 'bloks.*', teacher: norm}"],
-         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'bloks.*'; near: blocks.0"),
-        (["model.distill_losses.h=HintLoss", "model.taps.h={student: prelogits, teacher: norm}"],
-         "model.taps.h: no projection leads from the student's (32,) a sample to the teacher's (32, 4, 4)"),
-        (["model.distill_losses.h=RKDLoss", "model.taps.h={student: norm, teacher: norm, tokens: cls}"],
-         "tokens: must be one of patch, class, all"),
-        (["model.distill_losses.d=DKDLoss", "data.augment.mixup=0.2"], "DKDLoss needs a class id for each picture"),
-        (["model.distill_losses.kd.temperature=0"], "temperature: must be > 0, got 0"),
-        (["model.distill_losses.h=HintLos"], "did you mean 'HintLoss'"),
-        (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={h: ATLoss}",
-          "model.taps.h={student: norm, teacher: norm}"], "model.student.freeze: backbone needs a loss that trains"),
-        (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={s: SimKDLoss}"],
-         "model.student.freeze: backbone needs a loss that trains the classifier"),
-        (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is reserved"),
-        (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is reserved"),
-    ],
-)  # fmt: skip
-def test_users_mistakes_with_losses_end_in_one_line(
-    items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in error, error
-    assert not run_folders(recipe)
 
 
 class OwnNetwork(torch.nn.Module):

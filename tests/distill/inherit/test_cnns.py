@@ -21,6 +21,7 @@ from kd.distill.inherit.maps import (
     under_kernel,
     windows,
 )
+from kd.distill.inherit.ridge import fit_linear
 from kd.models import Preprocess
 from kd.module.fits import why_trial
 from tests.distill.inherit._cnns import INPUT, convnext, pictures, resnet
@@ -38,29 +39,22 @@ def correlation(student: nn.Module, teacher: nn.Module, prepare: Preprocess = IN
 
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_convolutions_fit_is_the_ridge_regression(bias: bool) -> None:
-    """By hand: torch.linalg.lstsq of the rows and, below them, the roots of the ridge."""
+def test_a_convolutions_fit_is_the_ridge_regression_of_what_it_reads(bias: bool) -> None:
+    """Which is itself compared with the formula: :mod:`tests.distill.inherit.test_ridge`."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=bias)
     maps, start = torch.randn(6, 3, 9, 9), torch.randn(4, 3, 3, 3)
-    target = torch.randn(6, 4, 5, 5)
     positions = drawn_positions(6, 5, 5, 10**6, seed=0)
-    x, y = under_kernel(layer, maps, positions), channels_at(target, positions)
+    x, y = under_kernel(layer, maps, positions), channels_at(torch.randn(6, 4, 5, 5), positions)
     patches = nn.functional.unfold(maps, 3, padding=1, stride=2)
     torch.testing.assert_close(x, patches.transpose(1, 2).flatten(0, 1))
 
-    fit_layer(layer, None, [(x[:70], y[:70]), (x[70:], y[70:])], start)
-    mean_x, mean_y = (t.mean(0) * bias for t in (x, y))
-    inputs, outputs = (x - mean_x).double(), (y - mean_y).double()
-    ridge = max(RIDGE, RIDGE_OF_FEW * 27 / len(x))
-    root = (ridge * inputs.square().mean(0).mean() * len(x)).sqrt() * torch.eye(27)
-    rows = torch.cat([inputs, root.double()])
-    rest = torch.cat([outputs - inputs @ start.flatten(1).double().T, torch.zeros(27, 4)])
-    expected = start.flatten(1) + torch.linalg.lstsq(rows, rest).solution.T
-    torch.testing.assert_close(layer.weight.flatten(1).double(), expected, atol=1e-4, rtol=1e-4)
-    if bias:
-        wanted = mean_y - layer.weight.flatten(1) @ mean_x
-        torch.testing.assert_close(layer.bias, wanted, atol=1e-5, rtol=1e-4)
+    rows = [(x[:70], y[:70]), (x[70:], y[70:])]
+    fit_layer(layer, None, rows, start)
+    linear = nn.Linear(27, 4, bias=bias)
+    fit_linear(linear, rows, start.flatten(1), ridge=max(RIDGE, RIDGE_OF_FEW * 27 / len(x)))
+    torch.testing.assert_close(layer.weight.flatten(1), linear.weight)
+    torch.testing.assert_close(layer.bias, linear.bias)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import nn
 
 from kd.models.segmenter import DenseModel
 from tests.distill.inherit._cnns import convnext, resnet
-from tests.distill.inherit._vits import OURS, THEIRS, answers, eva, inherit, vit
+from tests.distill.inherit._vits import OURS, THEIRS, answers, inherit, vit
 
 
 def dense(seed: int) -> nn.Module:
@@ -20,9 +20,9 @@ def dense(seed: int) -> nn.Module:
 MODELS: dict[str, Callable[[int], Any]] = {
     "vit": vit,
     "layer scales": lambda seed: vit(seed, init_values=0.1),
-    "rotary": lambda seed: eva("vit_small_patch16_dinov3", seed),
-    "attention pooling": lambda seed: eva("vit_base_patch16_siglip_224", seed),
-    "perception": lambda seed: eva("vit_pe_core_tiny_patch16_384", seed),
+    "rotary": lambda seed: vit(seed, arch="vit_small_patch16_dinov3"),
+    "attention pooling": lambda seed: vit(seed, arch="vit_base_patch16_siglip_224"),
+    "perception": lambda seed: vit(seed, arch="vit_pe_core_tiny_patch16_384"),
     "dense": dense,
     "convnext": convnext,
     "resnet": resnet,
@@ -32,7 +32,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("family", MODELS)
 def test_it_begins_as_its_teacher(family: str, sample: torch.Tensor) -> None:
     teacher, student = MODELS[family](0), MODELS[family](1)
-    inherit(student, teacher, sample, OURS, OURS)
+    inherit(student, teacher, sample, OURS)
     for name, value in teacher.state_dict().items():
         assert student.state_dict()[name].equal(value), name
 
@@ -42,8 +42,8 @@ def test_one_that_computes_otherwise_is_fitted(sample: torch.Tensor) -> None:
     for seed, act_layer, theirs in ((0, "gelu", THEIRS), (0, "relu", OURS)):
         teacher = vit(seed)
         student = vit(1, act_layer=act_layer)
-        inherit(student, teacher, sample, OURS, theirs)
+        inherit(student, teacher, sample, theirs)
         weights = teacher.state_dict()
         assert not all(x.equal(weights[name]) for name, x in student.state_dict().items())
-        ours, wanted = answers(student, OURS, sample), answers(teacher, theirs, sample)
+        ours, wanted = answers(student, sample), answers(teacher, sample, theirs)
         assert torch.corrcoef(torch.stack([ours.flatten(), wanted.flatten()]))[0, 1] > 0.9

@@ -1,23 +1,25 @@
 """The ridge regression by which every layer is fitted."""
 
+import pytest
 import torch
 
 from kd.distill.inherit.ridge import fit_linear
 
 
 @torch.no_grad()
-def test_a_fit_is_the_ridge_regression_drawn_to_its_start() -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_fit_is_the_ridge_regression_drawn_to_its_start(bias: bool) -> None:
     """300 inputs: their products are computed in parts."""
     generator = torch.Generator().manual_seed(0)
     x, y, start = (
         torch.randn(*shape, generator=generator) for shape in ((2, 400, 300), (2, 400, 5), (5, 300))
     )
     shares = torch.linspace(0.5, 1.5, 400)
-    linear = torch.nn.Linear(300, 5)
+    linear = torch.nn.Linear(300, 5, bias=bias)
     fit_linear(linear, [(x, y)], start, shares, ridge=0.1)
     share = (shares / shares.mean()).repeat(2)[:, None].double()
     x, y = (t.flatten(0, 1).double() for t in (x, y))
-    x, y = (t - (share * t).mean(0) for t in (x, y))
+    x, y = (t - (share * t).mean(0) * bias for t in (x, y))
     gram = (share * x).T @ x / len(x)
     damped = gram + 0.1 * gram.diagonal().mean() * torch.eye(300)
     expected = (
