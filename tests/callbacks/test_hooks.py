@@ -156,6 +156,27 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches
     assert text.endswith("the loss was 8 in the batch before, 2 at the start")
 
 
+@pytest.mark.parametrize(("before", "was_normal"), [(2.5, True), (40.0, False)])
+def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before(
+    before: float, was_normal: bool
+) -> None:
+    finite = Finite("optim.lr=0.5 (the recipe's: 0.001)")
+    for number, loss in enumerate((2.0, before, math.nan)):
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=number))
+        trainer: Any = SimpleNamespace(fit_loop=loop, accumulate_grad_batches=1, current_epoch=0, global_rank=0,
+                                       world_size=1, is_global_zero=False, global_step=number + 1)  # fmt: skip
+        outputs = {"loss": torch.tensor(loss)}
+        finite.on_train_batch_end(trainer, None, outputs, {"index": torch.arange(4)}, number)  # type: ignore[arg-type]
+        if number == 1:
+            finite.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
+    with pytest.raises(RunError) as error:
+        finite.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
+    text = str(error.value)
+    assert "the usual reason is optim.lr=0.5 (the recipe's: 0.001)" in text
+    assert ("training pictures" in text) == was_normal
+    assert ("the loss was 40 in the batch before, 2 at the start" in text) != was_normal
+
+
 def test_a_resumed_run_keeps_rows_of_metrics_whose_names_have_commas(tmp_path: Path) -> None:
     """Numbers of a regression bear the names of a table's columns."""
     name = "val/mae_height, cm"

@@ -3,9 +3,7 @@
 import csv
 import json
 import signal
-import struct
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,17 +22,8 @@ from kd.errors import UserError
 from kd.optim import warmup_cosine
 from kd.run import needs
 from tests._forks import start, status_of
-from tests._runs import disturb, run_of
-
-
-def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
-    items = [
-        "trainer.logger=CSVLogger",
-        f"trainer.logger.save_dir={tmp_path / 'logs'}",
-        "trainer.max_epochs=1",
-    ]
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    assert list((tmp_path / "logs").rglob("metrics.csv"))
+from tests._helpers import Command
+from tests._runs import disturb, run, run_of
 
 
 def test_loggers_write_below_the_run_with_all_settings(recipe: Path) -> None:
@@ -85,7 +74,7 @@ def test_lightnings_own_words_write_below_the_run_too(
     here.mkdir()
     monkeypatch.chdir(here)
     words = ["trainer.logger=true", "trainer.profiler=pytorch", "trainer.max_epochs=1"]
-    assert train_main([f"recipe={recipe}", *words]) == 0
+    run(recipe, *words)
     folder = tmp_path / "runs" / "tiny" / "000"
     assert (folder / "csv" / "metrics.csv").is_file() and list(folder.glob("*.pt.trace.json"))
     assert not list(here.iterdir())
@@ -101,20 +90,7 @@ def test_two_loggers_at_once(recipe: Path) -> None:
     assert list((run / "again").rglob("metrics.csv"))
 
 
-def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
-    """By the package itself, in the version that is installed."""
-    mlflow = pytest.importorskip("mlflow")
-    for rate in (0.001, 0.002):
-        items = ["trainer.logger=MLFlowLogger", f"optim.lr={rate}", "trainer.max_epochs=1"]
-        assert train_main([f"recipe={recipe}", *items]) == 0
-    client = mlflow.MlflowClient(f"sqlite:///{recipe.parent / 'runs' / 'mlflow.db'}")
-    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
-    assert {run.info.run_name for run in runs} == {"tiny-000", "tiny-001"}
-    assert {float(run.data.params["optim.lr"]) for run in runs} == {0.001, 0.002}
-    assert all(run.data.metrics["train/loss"] > 0 and run.info.status == "FINISHED" for run in runs)
-
-
-def test_a_missing_package_is_named(recipe: Path, refusal) -> None:
+def test_a_missing_package_is_named(recipe: Path, refusal: Command) -> None:
     missing = next(
         name
         for name, (packages, extra) in needs.PACKAGES.items()
@@ -124,18 +100,6 @@ def test_a_missing_package_is_named(recipe: Path, refusal) -> None:
         "train", [f"recipe={recipe}", f"trainer.logger={missing}"]
     )
     assert not (recipe.parent / "runs").exists()
-
-
-def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
-    """As TensorBoard itself reads them."""
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    items = ["trainer.logger=TensorBoardLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    board = run_of(recipe) / "tensorboard"
-    found = reading.EventAccumulator(str(board)).Reload()
-    assert [event.step for event in found.Scalars("train/kd_loss")] == list(range(6))
-    assert {"val/acc1", "val/agreement", "val/kl", "train/lr"} <= {*found.Tags()["scalars"]}
-    assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
 
 
 def train_to_the_end(items: list[str]) -> int:
@@ -184,7 +148,7 @@ def test_mlflow_continues_the_run_of_a_killed_training(recipe: Path) -> None:
         assert sorted({point.step for point in history}) == steps, metric
 
 
-def test_a_run_that_mlflow_does_not_have_is_named(recipe: Path, refusal) -> None:
+def test_a_run_that_mlflow_does_not_have_is_named(recipe: Path, refusal: Command) -> None:
     pytest.importorskip("mlflow")
     items = [f"recipe={recipe}", "trainer.logger=MLFlowLogger"]
     assert train_main([*items, "trainer.max_epochs=1"]) == 0
@@ -235,51 +199,6 @@ def steps_of(file: Path) -> list[int]:
     """The steps whose training loss a file of metrics holds."""
     rows = list(csv.DictReader(file.open()))
     return [int(row["step"]) for row in rows if row["train/loss"]]
-
-
-def test_wandb_offline_gets_metrics_settings_and_a_name(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As its own file holds them; ``wandb sync`` sends that later."""
-    wandb = pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    items = ["trainer.logger=WandbLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    wandb.finish()  # as at a process's end
-    (file,) = (run_of(recipe) / "wandb").rglob("run-*.wandb")
-    records = [Record.FromString(content) for content in leveldb_records(file.read_bytes())]
-    run = next(record.run for record in records if record.HasField("run"))
-    changed = [
-        item for record in records for item in (*record.run.config.update, *record.config.update)
-    ]
-    settings = {
-        item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in changed
-    }
-    logged = {
-        item.key or "/".join(item.nested_key) for record in records for item in record.history.item
-    }
-    assert (run.project, run.display_name) == ("tiny", "tiny-000")
-    assert settings["optim.lr"] == 0.002
-    assert {"train/kd_loss", "val/acc1", "val/agreement", "val/kl"} <= logged
-
-
-def leveldb_records(content: bytes) -> Iterator[bytes]:
-    """The records of a LevelDB log after its header of 7 bytes: parts of at most a block of 32 kB each."""
-    at, record = 7, b""
-    while at + 7 <= len(content):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        length, kind = struct.unpack(
-            "<HB", content[at + 4 : at + 7]
-        )  # 1: whole, 2: first, 3: middle, 4: last
-        record += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            yield record
-            record = b""
 
 
 def test_a_run_that_fsdp_resumes_keeps_its_loggers_files(

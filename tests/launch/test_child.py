@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kd.launch.child import SAYS_HOW, reason_in, start_kd_train, wait_asleep
+from kd.launch.child import reason_in, start_kd_train
 from kd.launch.cluster import recognise_launcher
 from kd.launch.sagemaker import channel_folder, container, tell_failure
 from tests._forks import ForkedRun, as_program, start
@@ -79,18 +79,6 @@ def test_a_rank_ends_when_the_first_one_is_killed_while_both_start(
     finally:
         for pid in filter(is_alive, ranks):
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("said", [None, *SAYS_HOW])
-def test_threads_wait_asleep_unless_the_environment_says_how(
-    said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in SAYS_HOW:
-        monkeypatch.delenv(name, raising=False)
-    if said:
-        monkeypatch.setenv(said, "1")
-    wait_asleep()
-    assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "1"}.get(said)
 
 
 @pytest.mark.parametrize(

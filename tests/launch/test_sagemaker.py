@@ -1,9 +1,7 @@
 """A run in SageMaker's container: what comes in, what must come out, and what an interruption leaves."""
 
-import ctypes
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -93,57 +91,6 @@ def test_a_failure_is_one_line_where_sagemaker_reads_it(
         assert (base / "checkpoints").exists() == (number == 2)
 
 
-def own_folder(folder: Path, place: Path) -> None:
-    """Lets this process, with the children to come, see ``folder`` at ``place``, as a machine of its own would."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(0x20000) == 0  # a mount namespace
-    assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # private, with all below
-    assert libc.mount(bytes(folder), bytes(place), None, 0x1000, None) == 0  # bound there
-
-
-@pytest.mark.slow
-def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_path: Path) -> None:
-    """Rank 0's machine delivers the model; interrupted, both go on from what SageMaker has kept of it."""
-    hosts = ("127.0.0.1", "localhost")
-    place = tmp_path / "ml"
-    place.mkdir()
-    if status_of(start(["--version"], tmp_path / "log", own_folder, tmp_path, place)):
-        pytest.skip("needs mount namespaces (root)")
-    key, _, value = disturb("SignalGroup", step=4, number=15).partition("=")
-    settings = {
-        **settings_of(portable),
-        "data.batch_size": "4",
-        "trainer.strategy": "ddp",
-        key: value,
-    }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    for status in (143, 0):
-        pids, logs = [], [tmp_path / f"log{rank}" for rank in (0, 1)]
-        for rank, host in enumerate(hosts):
-            base = tmp_path / f"ml{rank}"
-            shutil.rmtree(base, ignore_errors=True)
-            make_container(base, pictures, settings, *hosts, here=host)
-            if status == 0:
-                shutil.copytree(tmp_path / "s3", base / "checkpoints")
-            env = {"SAGEMAKER_BASE_DIR": str(place), "MASTER_PORT": port}
-            pids.append(start([], logs[rank], own_folder, base, place, **env))
-        assert [status_of(pid) for pid in pids] == [status, status], [
-            log.read_text() for log in logs
-        ]
-        for rank in (1, 0):
-            shutil.copytree(
-                tmp_path / f"ml{rank}" / "checkpoints", tmp_path / "s3", dirs_exist_ok=True
-            )
-    assert (
-        "processes: 2 on 1 machine (started by SageMaker)" in logs[0].read_text()
-    )  # by their address
-    assert "it resumes" in logs[0].read_text()
-    assert (tmp_path / "ml0" / "model" / "student.safetensors").is_file()
-    assert not (tmp_path / "ml1" / "model").exists()
-
-
 def test_hyperparameters_and_the_command_line() -> None:
     request = translate(["--optim.lr", "0.10", "--recipe", "tiny", "config=audit"])
     merge(
@@ -191,7 +138,3 @@ def test_as_text() -> None:
     assert _as_text('"tiny"') == "tiny"
     assert _as_text("tiny") == "tiny"
     assert _as_text({"a": True}) == '{"a": true}'
-
-
-def test_folder_of() -> None:
-    assert channel_folder("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"}) == "/data/photos"

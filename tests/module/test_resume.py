@@ -20,7 +20,7 @@ from kd.errors import UserError
 from kd.module.resume import Resume
 from kd.optim import warmup_cosine
 from tests._forks import start, start_ranks, status_of
-from tests._helpers import draw_folder, write_recipe
+from tests._helpers import Command, draw_folder, write_recipe
 from tests._kills import main as kill_in_a_row
 from tests._runs import callback, run_of, summary_of
 
@@ -263,36 +263,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     return stop_at(2, write_recipe(place / "tiny.yaml", draw_folder(place / "pictures"), teacher))
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
-        ("optim.name=sgd", "optim.name: a resumed run keeps its optimizer (adamw, given sgd)"),
-        ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off in a resumed run"),
-        ("seed=1", "seed: must stay 0 in a resumed run, got 1"),
-        (
-            "model.student.pretrained=true",
-            "model.student.pretrained: has no effect on a resumed run",
-        ),
-        (
-            "model.ema_decay=0.9",
-            "model.ema_decay: can't be turned on or off in a resumed run (None",
-        ),
-        ("model.student.kwargs.embed_dim=64", "last.ckpt can't be loaded"),
-        ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0, got -1"),
-    ],
-)
-def test_a_refused_resume_changes_nothing(item: str, said: str, stopped: Path, refusal) -> None:
-    before = content(stopped)
-    (line,) = [
-        text
-        for text in refusal("train", [f"resume={stopped}", item]).splitlines()
-        if text.startswith("kd-train:")
-    ]
-    assert said in line
-    assert content(stopped) == before
-
-
-def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusal) -> None:
+def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, refusal: Command) -> None:
     """Moved pictures are the same pictures; one that has gone to another class is not."""
     shutil.copytree(stopped.parents[2], tmp_path / "moved")
     folder = tmp_path / "moved" / "runs" / "tiny" / "000"

@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,44 +62,57 @@ def wrong_tensors(value: Tensor) -> Iterator[object]:
     yield from ("text", None, 0.5, [], {})
 
 
+GONE = object()
+"""In the place of a value: it is missing."""
+GROUP = ("param_groups", 0)
+WRONG_OF_ALL: list[tuple[tuple[str | int, ...], object]] = [
+    (("state", 99), {}),
+    (("state", "words"), {}),
+    (("param_groups", -1), GONE),
+    ((*GROUP, "surplus"), 1),
+    ((*GROUP, "lr"), torch.zeros(5)),
+    ((*GROUP, "lr"), float("nan")),
+    ((*GROUP, "weight_decay"), "much"),
+    (("state",), []),
+    (("param_groups",), {}),
+]
+"""Places in a state, and what must not be there."""
+
+
+def changed(state: dict[str, Any], place: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """A copy of a state with another value in a place."""
+    copied = copy.deepcopy(state)
+    *above, last = place
+    node: Any = copied
+    for part in above:
+        node = node[part]
+    if value is GONE:
+        del node[last]
+    else:
+        node[last] = value
+    return copied
+
+
 def wrong_states(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The same state with one wrong part."""
-
-    def with_change(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        changed = copy.deepcopy(state)
-        change(changed)
-        return changed
-
     for number, content in list(state["state"].items())[:3]:
+        own = ("state", number)
         for key, value in content.items():
+            wrong: Iterable[object] = (float("nan"), -1, "text", torch.zeros(3), [], 2**60)
             if isinstance(value, Tensor):
-                for wrong in wrong_tensors(value):
-                    yield with_change(
-                        lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w})
-                    )
-            elif isinstance(value, int | float):
-                for wrong in (float("nan"), -1, "text", torch.zeros(3), [], 2**60):
-                    yield with_change(
-                        lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w})
-                    )
+                wrong = wrong_tensors(value)
+            if isinstance(value, Tensor | int | float):
+                yield from (changed(state, (*own, key), each) for each in wrong)
             if len(content) > 1:  # an empty state is that of a parameter without a gradient so far
-                yield with_change(lambda s, n=number, k=key: s["state"][n].pop(k))
-        yield with_change(lambda s, n=number: s["state"][n].update(surplus=torch.zeros(1)))
-        yield with_change(lambda s, n=number: s["state"].update({n: [1]}))
-        yield with_change(lambda s, n=number: s["state"].update({n: None}))
-    yield with_change(lambda s: s["state"].update({99: {}}))
-    yield with_change(lambda s: s["state"].update(words={}))
-    yield with_change(lambda s: s["param_groups"].pop())
-    yield with_change(lambda s: s["param_groups"][0]["params"].append(0))
-    yield with_change(
-        lambda s: s["param_groups"][0].update(params=[-1] * len(s["param_groups"][0]["params"]))
-    )
-    yield with_change(lambda s: s["param_groups"][0].update(surplus=1))
-    yield with_change(lambda s: s["param_groups"][0].update(lr=torch.zeros(5)))
-    yield with_change(lambda s: s["param_groups"][0].update(lr=float("nan")))
-    yield with_change(lambda s: s["param_groups"][0].update(weight_decay="much"))
-    yield with_change(lambda s: s.update(state=[]))
-    yield with_change(lambda s: s.update(param_groups={}))
+                yield changed(state, (*own, key), GONE)
+        yield changed(state, (*own, "surplus"), torch.zeros(1))
+        yield changed(state, own, [1])
+        yield changed(state, own, None)
+    numbers = state["param_groups"][0]["params"]
+    for given in ([*numbers, 0], [-1] * len(numbers)):
+        yield changed(state, (*GROUP, "params"), given)
+    for place, value in WRONG_OF_ALL:
+        yield changed(state, place, value)
 
 
 def check(optimizer: Optimizer, state: object, model: nn.Module) -> None:
@@ -283,30 +296,22 @@ def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) ->
     content = torch.load(file, weights_only=True)
     shutil.rmtree(folder / "checkpoints")
     (folder / "checkpoints").mkdir()
-    wide = max(content["optimizer_states"][0]["state"].values(), key=lambda s: s["exp_avg"].numel())
-    assert wide["exp_avg"].numel() > 100
-    whole = wide["exp_avg"]
-    changes: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
-        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(1))),
-        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(0))),
-        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=whole.to(torch.int64))),
-        (
-            "fit_loop.epoch_progress",
-            lambda c: c["loops"]["fit_loop"].update({"epoch_progress": "x"}),
-        ),
-        ("lr_schedulers", lambda c: c["lr_schedulers"][0].update(step=1)),
-        ("loops: must be a mapping", lambda c: c.update(loops=[1])),
+    moments = {n: state["exp_avg"] for n, state in content["optimizer_states"][0]["state"].items()}
+    number = max(moments, key=lambda number: moments[number].numel())
+    assert moments[number].numel() > 100
+    moment = ("optimizer_states", 0, "state", number, "exp_avg")
+    changes: list[tuple[str, tuple[str | int, ...], object]] = [
+        ("exp_avg: must be float32", moment, torch.zeros(1)),
+        ("exp_avg: must be float32", moment, torch.zeros(0)),
+        ("exp_avg: must be float32", moment, moments[number].to(torch.int64)),
+        ("fit_loop.epoch_progress", ("loops", "fit_loop", "epoch_progress"), "x"),
+        ("lr_schedulers", ("lr_schedulers", 0, "step"), 1),
+        ("loops: must be a mapping", ("loops",), [1]),
     ]
-    for number, (message, change) in enumerate(changes):
-        changed = copy.copy(content)
-        wide["exp_avg"] = whole
-        changed["loops"], changed["lr_schedulers"] = copy.deepcopy(
-            (content["loops"], content["lr_schedulers"])
-        )
-        change(changed)
-        torch.save(changed, file)
+    for message, place, value in changes:
+        torch.save(changed(content, place, value), file)
         before = written(folder)
-        log = tmp_path / f"log{number}"
+        log = tmp_path / f"log{len(list(tmp_path.glob('log*')))}"
         assert status_of(start([f"resume={folder}", "trainer.max_epochs=2"], log)) == 2
         printed = log.read_text()
         assert f"resume: {file.resolve()}: " in printed

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests._forks import start_ranks, status_of
 from tests._ranks import HINT, losses, said, train
-from tests._runs import assert_good, callback, disturb, summary_of
+from tests._runs import assert_good, callback, disturb, student_of, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ SHORT = [
 def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: list[str]) -> None:
     plain, sharded = (train(recipe, *strategy, *more) for strategy in (PLAIN, deepspeed(stage)))
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
-    a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
+    a, b = (student_of(folder) for folder in (plain, sharded))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
     of_plain, of_sharded = (summary_of(folder) for folder in (plain, sharded))
@@ -60,21 +59,6 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: li
     assert account["sharded_over"] == 2
     assert account["whole_mb"] == pytest.approx(of_plain["optimizer_state"]["whole_mb"], rel=0.05)
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
-
-
-@SLOW
-def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
-    """The same keys, shapes and values, in one file that is read without pickle's code; no teacher."""
-    plain, sharded = (
-        torch.load(train(recipe, *strategy, *HINT) / "checkpoints" / "last.ckpt", weights_only=True)
-        for strategy in (PLAIN, deepspeed(3))
-    )
-    torch.testing.assert_close(sharded["state_dict"], plain["state_dict"], rtol=1e-3, atol=1e-5)
-    (a,), (b,) = plain["optimizer_states"], sharded["optimizer_states"]
-    torch.testing.assert_close(b["state"], a["state"], rtol=1e-2, atol=1e-6)
-    assert [group["params"] for group in b["param_groups"]] == [
-        group["params"] for group in a["param_groups"]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +92,7 @@ def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
     ranks(recipe, cut, *three, *deepspeed(3), every, kill, expect=1)
     folder = cut / "tiny" / "000"
     ranks(recipe, cut, *three[:3], *deepspeed(3), "trainer.callbacks=[]", resume=folder)
-    a, b = (load_file(runs / "tiny" / "000" / "student.safetensors") for runs in (whole, cut))
+    a, b = (student_of(runs / "tiny" / "000") for runs in (whole, cut))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
 

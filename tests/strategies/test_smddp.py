@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kd.errors import UserError
-from kd.strategies.ddp import DDP
+from kd.strategies.ddp import DDP, SMDDPStrategy
 from tests._forks import start_ranks, status_of
 from tests._runs import run_of, summary_of
 
@@ -29,13 +29,6 @@ for name in ("new_group", "new_subgroups", "gather", "gather_object", "scatter",
     setattr(dist, name, forbidden)
     setattr(dist.distributed_c10d, name, forbidden)
 """
-
-
-def test_without_the_library_one_clear_line() -> None:
-    with pytest.raises(
-        UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"
-    ):
-        DDP(backend="smddp", module=HOOK)
 
 
 @pytest.fixture()
@@ -73,6 +66,13 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
 
 
+def test_without_the_library_it_is_never_plain_ddp() -> None:
+    with pytest.raises(
+        UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"
+    ):
+        SMDDPStrategy()
+
+
 def test_what_smddp_can_not_do_is_refused() -> None:
     with pytest.raises(
         UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"
@@ -93,10 +93,3 @@ def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch: pytest.Mon
     assert joined == ["smddp"]
     with pytest.raises(UserError, match="compression: must be null with smddp"):
         DDP(backend="SMDDP", module=HOOK, compression="bf16")
-
-
-def test_smddp_without_its_package_is_never_plain_ddp() -> None:
-    from kd.strategies.ddp import SMDDPStrategy
-
-    with pytest.raises(UserError, match="smdistributed"):
-        SMDDPStrategy()
