@@ -200,8 +200,10 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
     changed = {key: value for key, value in os.environ.items() if before.get(key) != value}
     os.environ.clear()
     os.environ.update(before)
-    # torch is loaded once in this process, so the line that says so is not of each answer
-    said = err.getvalue().replace("\r", "\n").replace("loading torch ...\n", "\n").splitlines()
+    # these are loaded once in this process, so the line that says so is not of each answer
+    said = re.sub(
+        r"loading (torch|optuna) \.\.\.\n", "\n", err.getvalue().replace("\r", "\n")
+    ).splitlines()
     lines = [line for line in said if re.match(r"kd-\w+: .", line)]
     return {"line": "\n".join(lines), "out": out.getvalue(), "env": changed, **found}
 
@@ -399,21 +401,6 @@ def _stopping(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return begin
 
 
-def place_of_examples(folder: Path) -> None:
-    """Makes the files that the golden tables name: ``r.yaml``, its ``photos``, ``teacher.safetensors``, a finished run
-    ``runs/tiny/000``, ``list.csv``, ``notes.txt``.
-    """
-    from kd.cli import main
-    from tests._helpers import draw_folder, save_teacher, write_recipe
-
-    photos, weights = draw_folder(folder / "photos"), save_teacher(folder / "teacher.safetensors")
-    recipe = write_recipe(folder / "r.yaml", photos, weights, data__img_size=40)
-    (folder / "list.csv").write_text("path,label\napple/00.jpg,apple\n")
-    (folder / "notes.txt").write_text("my notes\n")
-    assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
-    assert main("export", [str(folder / "runs/tiny/000"), "to=onnx"]) == 0
-
-
 def rows(name: str) -> list[dict[str, Any]]:
     """The rows of a golden table.
 
@@ -440,6 +427,8 @@ def told(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def write_golden() -> None:
     """Writes the answers of all tables anew; the words stay."""
+    from tests._helpers import place_of_examples
+
     with tempfile.TemporaryDirectory() as outside:
         folder = Path(outside, "here")
         folder.mkdir()

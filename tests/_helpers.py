@@ -1,5 +1,6 @@
 """Small data and models that the tests share."""
 
+import math
 import os
 import pickle
 import subprocess
@@ -17,6 +18,8 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torchvision.io import decode_image
+from torchvision.transforms import v2
 
 from kd.errors import UserError
 from kd.storage.weights_files import read_metadata
@@ -30,8 +33,9 @@ WITHOUT_TEACHER = [
     "model.taps={}",
 ]  # fmt: skip
 """Words by which a recipe trains its student from random weights by labels alone."""
-Refusal = Prints = Callable[[str, Sequence[str]], str]
-"""The fixtures ``refusal`` and ``prints``: run a command, which must end with status 2 or 0, and give what it says."""
+Command = Refusal = Prints = Callable[[str, Sequence[str]], str]
+"""Runs a command by its name and its words and gives what it says: the fixtures ``refusal``, which must end with status
+2, ``prints`` and ``printed``, with status 0."""
 ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
 """Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
 
@@ -129,6 +133,26 @@ def run_cli(
         cwd=ROOT, text=True, capture_output=True, timeout=timeout,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip
+
+
+def plain_answers(
+    model: torch.nn.Module, folder: Path, size: int, mean: Sequence[float], std: Sequence[float]
+) -> list[tuple[int, int]]:
+    """Class id and answer of each picture of ``folder/<class>``, by torchvision and the model alone.
+
+    Of a picture's short side 7 / 8 are seen, scaled to ``size``.
+    """
+    steps = v2.Compose([
+        v2.Resize(math.floor(size / 0.875), antialias=True), v2.CenterCrop(size),
+        v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std),
+    ])  # fmt: skip
+    found = []
+    for label, name in enumerate(sorted(path.name for path in folder.iterdir())):
+        for file in sorted((folder / name).iterdir()):
+            with torch.inference_mode():
+                answer = model.eval()(steps(decode_image(str(file)))[None]).argmax()
+            found.append((label, int(answer)))
+    return found
 
 
 class StopwatchHere:
@@ -281,3 +305,18 @@ def error_in_a_thread(call: Callable[[], object]) -> Exception | None:
         error = pool.submit(call).exception()
     assert error is None or isinstance(error, Exception)
     return error
+
+
+def place_of_examples(folder: Path) -> None:
+    """Makes the files that the golden tables name: ``r.yaml``, its ``photos``, ``teacher.safetensors``, another, a run
+    ``runs/tiny/000``, ``list.csv``, ``notes.txt``.
+    """
+    from kd.cli import main
+
+    photos, weights = draw_folder(folder / "photos"), save_teacher(folder / "teacher.safetensors")
+    recipe = write_recipe(folder / "r.yaml", photos, weights, data__img_size=40)
+    save_teacher(folder / "other.safetensors", seed=7)
+    (folder / "list.csv").write_text("path,label\napple/00.jpg,apple\n")
+    (folder / "notes.txt").write_text("my notes\n")
+    assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    assert main("export", [str(folder / "runs/tiny/000"), "to=onnx"]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.records import SCHEMA, RunRecords
+from tests._runs import summary_of
 
 BROWSER = next(
     (b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None
@@ -135,7 +136,7 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
     lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     (folder / "summary.json").write_text(
         json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices})
     )

@@ -177,8 +177,8 @@ class Terminate(AtStep):
 class SignalGroup(AtStep):
     """The group's first process sends a signal to all of it, as launchers and terminals do."""
 
-    def __init__(self, step: int, number: int = 15) -> None:
-        super().__init__(step)
+    def __init__(self, step: int, number: int = 15, rank: int | None = None) -> None:
+        super().__init__(step, rank)
         self.number = number
 
     def act(self, module: Any) -> None:

@@ -6,6 +6,7 @@ workers wait for it.
 
 import functools
 import gc
+import inspect
 import os
 import shutil
 import sys
@@ -27,17 +28,27 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 
 FAST = ("losses", "report", "tasks", "test_house.py", "test_doors.py", "run/test_keys.py")
-"""Folders and files below ``tests/`` whose tests ``pytest -m fast`` runs: no training, no process of its own."""
+"""Folders and files below ``tests/`` whose tests ``pytest -m fast`` runs."""
+LONG = {"main", "train_main", "eval_main", "run", "trained", "subprocess", "Popen", "BROWSER"}
+"""Names that a test, or a fixture of it, reads where it trains, or starts a process or a browser: it is not fast."""
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Whether a test is in a place of :data:`FAST`, is not slow, trains nothing and has no process of its own."""
+    root = Path(__file__).parent
+    if not isinstance(item, pytest.Function) or not item.path.is_relative_to(root):
+        return False
+    if item.get_closest_marker("slow") or not str(item.path.relative_to(root)).startswith(FAST):
+        return False
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    functions = [item.function, *(fixture.func for each in fixtures for fixture in each)]
+    return not any(LONG & {*inspect.unwrap(f).__code__.co_names} for f in functions)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of :data:`FAST` that are not slow; before pytest's own ``-m`` reads the marks."""
-    root = Path(__file__).parent
+    """Marks the tests that :func:`is_fast` names, before pytest's own ``-m`` reads the marks."""
     for item in items:
-        if not item.path.is_relative_to(root) or item.get_closest_marker("slow"):
-            continue
-        place = item.path.relative_to(root).as_posix()
-        if place.startswith(FAST):
+        if is_fast(item):
             item.add_marker("fast")
 
 
@@ -175,6 +186,18 @@ def prints(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]],
         return capsys.readouterr().out
 
     return ran
+
+
+@pytest.fixture()
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]], str]:
+    """Runs a command, which must end with status 0: what was printed since the test last read it."""
+    from kd.cli import main
+
+    def ended_well(command: str, words: Sequence[str]) -> str:
+        assert main(command, words) == 0
+        return capsys.readouterr().out
+
+    return ended_well
 
 
 @pytest.fixture(scope="session")

@@ -15,50 +15,6 @@ from kd.errors import RunError, UserError
 from kd.run.run import Run
 from tests._runs import run_of, summary_of
 
-OLD = [
-    "kd.monitor.audit.Audit",
-    "kd.data.masks.SegmentationFolder",
-    "kd.data.shards.Shards",
-    "kd.data.sources.Food101",
-    "kd.data.sources.FoodTagMini",
-    "kd.data.sources.HuggingFace",
-    "kd.data.sources.ImageFolder",
-    "kd.data.sources.Manifest",
-    "kd.losses.ATLoss",
-    "kd.losses.BinaryKDLoss",
-    "kd.losses.CKALoss",
-    "kd.losses.CRDLoss",
-    "kd.losses.CWDFeatureLoss",
-    "kd.losses.CWDLoss",
-    "kd.losses.DISTLoss",
-    "kd.losses.DKDLoss",
-    "kd.losses.HardKDLoss",
-    "kd.losses.HintLoss",
-    "kd.losses.KDLoss",
-    "kd.losses.MGDLoss",
-    "kd.losses.MLKDLoss",
-    "kd.losses.NKDLoss",
-    "kd.losses.PKDLoss",
-    "kd.losses.PairwiseLoss",
-    "kd.losses.PixelKDLoss",
-    "kd.losses.RKDLoss",
-    "kd.losses.ReviewKDLoss",
-    "kd.losses.SPLoss",
-    "kd.losses.SimKDLoss",
-    "kd.losses.StandardizedLoss",
-    "kd.losses.ViTKDLoss",
-    "kd.losses.WSLDLoss",
-    "kd.losses.projections.ConvProjection",
-    "kd.losses.projections.MLPProjection",
-    "kd.strategies.ddp.DDP",
-    "kd.strategies.deepspeed.DeepSpeed",
-    "kd.strategies.fsdp.FSDP",
-    "kd.strategies.smddp.SMDDPStrategy",
-    "kd.tasks.Classification",
-    "kd.tasks.MultiLabel",
-    "kd.tasks.Segmentation",
-]  # what a config.yaml of the first release may name
-
 
 def test_a_run_from_python_is_that_of_the_command_line(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

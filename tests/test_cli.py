@@ -12,7 +12,7 @@ from kd.errors import UserError, needs_extra
 from kd.run.paths import find, names
 from kd.run.request import Request, translate
 from kd.run.run import Run
-from tests._helpers import ROOT, write_recipe
+from tests._helpers import ROOT, Command, save_teacher, write_recipe
 
 
 def resolved(recipe: Path | str, *items: str) -> dict:
@@ -44,20 +44,6 @@ def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
     assert forward["data.batch_size"] == 16  # an overlay beats the recipe
 
 
-@pytest.mark.parametrize(
-    ("item", "named"), [("what", "what"), ("--seed", "seed: a setting needs a value")]
-)
-def test_an_item_that_is_no_setting_is_refused(
-    item: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([item]) == 2
-    assert named in one_line_of(capsys)
-
-
-def test_value_with_an_equals_sign() -> None:
-    assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
-
-
 # -- contracts of the one engine --------
 
 
@@ -67,26 +53,6 @@ def test_interpolation_is_resolved_after_overrides(
     monkeypatch.chdir(tmp_path)  # in a file of one's own
     recipe = write_recipe(tmp_path / "r.yaml", pictures, None, data__batch_size="${data.img_size}")
     assert resolved(recipe, "data.img_size=16")["data.batch_size"] == 16
-
-
-def test_a_dataclass_is_merged_key_by_key(recipe: Path, tmp_path: Path) -> None:
-    overlay = tmp_path / "o.yaml"
-    overlay.write_text("optim: {weight_decay: 0.5}\nmodel: {student: {kwargs: {depth: 3}}}\n")
-    config = resolved(recipe, f"config={overlay}")
-    assert (config["optim.weight_decay"], config["optim.lr"]) == (0.5, 0.001)
-    assert config["model.student.arch"] == "vit_tiny_patch16_224"
-
-
-def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
-    assert resolved(recipe, "trainer.max_epochs=9", "config=debug")["trainer.max_epochs"] == 9
-
-
-def test_callbacks_are_appended(recipe: Path) -> None:
-    items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
-    config = Run.of(translate([f"recipe={recipe}", *items[:1]])).config
-    assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == [
-        "LearningRateMonitor"
-    ]
 
 
 def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
@@ -136,11 +102,6 @@ def test_every_short_key_is_taken(recipe: Path) -> None:
     assert {item.split("=")[0] for item in KEYS_OF_THE_README} - changed == same
 
 
-def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
-    found = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")
-    assert found["trainer.strategy.class_path"] == "kd.strategies.ddp.DDP"
-
-
 def test_print_config_is_runnable(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,40 +146,7 @@ def test_every_file_says_what_it_is(kind: str) -> None:
     assert all(names(kind).values())
 
 
-# -- wrong use: one line, exit status 2, nothing written --------
-
-
-def one_line_of(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = [
-        x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")
-    ]
-    assert len(lines) == 1
-    return lines[0]
-
-
-WRONG = [
-    ("model.student.kwargs.foo=1", "model.student: vit_tiny_patch16_224 can't be built"),
-    ("model.teacher.checkpoint=/nowhere", "model.teacher.checkpoint: /nowhere not found"),
-    ("model.teacher.kwargs.depth=3", "is missing"),
-    ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'"),
-    (
-        "data.batch_size=500",
-        "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures",
-    ),
-    ("config=smddp_4x8", "needs SageMaker's package smdistributed"),
-    ("config=debgu", "no overlay 'debgu'; did you mean 'debug'? (kd-train --list)"),
-    ("resume=/nowhere", "resume: /nowhere not found"),
-    ("config=zero", "optim.zero: needs several processes"),
-    ("checkpoint.monitor=val/acc", "checkpoint.monitor"),
-    ("preflight=stop", "model.teacher: vit_tiny_patch16_224 is right on"),
-    (
-        "model.taps={a: {student: norm, teacher: norm}}",
-        "model.taps.a: feature loss 'a' not found",
-    ),
-    ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
-    ("overwrite=true", "each run has a folder of its own; name=NAME names it"),
-    ("data.source=Manifest", "data.source: needs train"),
-]
+# -- wrong use: one line, exit status 2, nothing written (most of it: tests/golden/refused.jsonl) --------
 
 
 def test_a_missing_extra_is_installed_for_this_python(
@@ -236,99 +164,38 @@ def test_a_missing_extra_is_installed_for_this_python(
     )
 
 
-@pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])
-def test_wrong_use_is_told_in_one_line(
-    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", item]) == 2
-    assert message in one_line_of(capsys)
-    assert not (recipe.parent / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1,\n", "overlay.yaml is no YAML"),
-        ("just words", "overlay.yaml must hold settings"),
-        ("modle: {x: 1}\n", "no key 'modle'"),
-        (
-            "model: {student: {archh: x}}\n",
-            "no key 'model.student.archh'; did you mean 'model.student.arch'?",
-        ),
-        ("optim: {lrr: 1}\n", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
-    ],
-)
-def test_a_wrong_overlay(
-    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overlay = recipe.parent / "overlay.yaml"
-    overlay.write_text(text)
-    assert train_main([f"recipe={recipe}", f"config={overlay}"]) == 2
-    assert message in one_line_of(capsys)
-
-
-def test_a_manifest_with_a_missing_file_names_it(
-    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = recipe.parent / "m.csv"
-    there = [
-        f"{picture},{label}\n"
-        for picture, label in zip(sorted(pictures.rglob("*.jpg")), "bcd", strict=False)
-    ]
-    file.write_text("".join(["path,label\nnothing.jpg,a\n", *there]))
-    items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
-    items.append("data.batch_size=4")
-    assert train_main([f"recipe={recipe}", *items]) == 2
-    assert f"1 damaged picture: train: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
-
-
-def test_class_counts_that_differ(
-    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests._helpers import save_teacher
-
+def test_class_counts_that_differ(tmp_path: Path, pictures: Path, refusal: Command) -> None:
     other = save_teacher(tmp_path / "five.safetensors", num_classes=5)
     recipe = write_recipe(tmp_path / "r.yaml", pictures, other)
-    assert train_main([f"recipe={recipe}"]) == 2
-    assert f"{other} names 5 classes, the data has 4" in one_line_of(capsys)
-
-
-@pytest.mark.parametrize(("name", "meant"), [("foodtag_vot", "foodtag_vit"), ("distil", "distill")])
-def test_a_wrong_recipe_is_told_with_the_nearest(
-    name: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Second names of recipes count as the first."""
-    assert train_main([f"recipe={name}"]) == 2
-    assert (
-        one_line_of(capsys)
-        == f"kd-train: no recipe '{name}'; did you mean '{meant}'? (kd-train --list)"
-    )
+    assert f"{other} names 5 classes, the data has 4" in refusal("train", [f"recipe={recipe}"])
 
 
 # -- help --------
 
 
-def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main(["--help"]) == 0
-    assert "recipe=foodtag_vit" in capsys.readouterr().out
-    assert train_main(["--list"]) == 0
-    out = capsys.readouterr().out
+def test_help_and_list(capsys: pytest.CaptureFixture[str], printed: Command) -> None:
+    assert "recipe=foodtag_vit" in printed("train", ["--help"])
+    out = printed("train", ["--list"])
     assert all(f"recipe={name}" in out for name in names("recipes"))
     assert all(f"config={name}" in out for name in names("configs"))
     assert train_main([]) == 2
     assert "recipe=foodtag_vit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", commands())
-def test_help_imports_nothing_heavy(command: str) -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """Of any command; it names the command, and ends well."""
     code = (
-        f"import sys; from kd.cli import main; main({command!r}, ['--help']); "
+        "import sys; from kd.cli import commands, main\n"
+        "for name in commands(): print('== kd-' + name, main(name, ['--help']))\n"
         "print([m for m in ('torch', 'timm') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "[]" and not done.stderr
+    for name in commands():
+        shown, _, rest = done.stdout.partition(f"== kd-{name} 0\n")
+        assert rest and f"kd-{name}" in shown.rpartition("\n== ")[2]
 
 
 def test_find_takes_a_path(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """The curves of seeded tiny pairs: a refactoring changes nothing.
 
-After a wanted change: ``python -m tests.regenerate_curve``, and the commit says why.
+After a wanted change: ``python -m tests.test_curve`` writes them anew, and the commit says why.
 """
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from kd.optim import OptimSpec
 from kd.run.assemble import assemble
 from kd.settings import Augment, TapSpec
 from kd.tasks import Segmentation
-from tests._helpers import ARCH, TINY
+from tests._helpers import ARCH, TINY, draw_folder, save_teacher
 from tests._scenes import NAMES, draw
 
 # One thread in float32 is the same to the last bit on one machine. AVX2, AVX512 and MKL's own choices differ by up to
@@ -115,3 +116,13 @@ def test_the_curve_of_a_seeded_pair_has_not_changed(
 ) -> None:
     expected = json.loads(CURVES.read_text())[name]
     assert PATHS[name](pictures, teacher, tmp_path) == pytest.approx(expected, rel=SLACK)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as root:
+        home = Path(root)
+        drawn, made = draw_folder(home / "pictures"), save_teacher(home / "t.safetensors", seed=1)
+        curves = {name: path(drawn, made, home) for name, path in PATHS.items()}
+    rounded = {name: [float(f"{loss:.9g}") for loss in found] for name, found in curves.items()}
+    CURVES.write_text(json.dumps(rounded, indent=1) + "\n")

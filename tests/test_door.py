@@ -84,29 +84,25 @@ def test_any_model_any_loader(tmp_path: Any, teacher: Any, as_dict: bool) -> Non
     assert {"val/acc1", "val/agreement", "train/kd_loss", "train/loss"} <= set(fit.callback_metrics)
 
 
-def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
+def test_uint8_is_prepared_floats_pass() -> None:
+    """By the model's own size, mean and std; or by a function."""
     student = timm.create_model("resnet10t", num_classes=CLASSES)
     seen: list[torch.Tensor] = []
-    student.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0]))
+    student.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     module = kd.DistillationModule(student, task=kd.Classification(CLASSES))
-    images = next(iter(loader(uint8=True)))[0]
-    module.training_step((images, torch.zeros(8, dtype=torch.long)), 0)
+    images, targets = next(iter(loader(uint8=True)))
+    module.training_step((images, targets), 0)
     config = timm.data.resolve_model_data_config(student)
-    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
-    resized = (
-        torch.nn.functional.interpolate(images.float(), (176, 176), mode="bilinear", antialias=True)
-        / 255
-    )
-    assert seen[-1].shape[-2:] == config["input_size"][1:]
-    if seen[-1].shape[-1] == 176:
-        torch.testing.assert_close(seen[-1], (resized - mean) / std, atol=0.02, rtol=0)
+    prepare = kd.Preprocess(config["input_size"][1:], config["mean"], config["std"])
+    torch.testing.assert_close(seen[-1], prepare(images))
     floats = torch.rand(8, 3, 64, 64)
-    module.training_step((floats, torch.zeros(8, dtype=torch.long)), 0)
+    module.training_step((floats, targets), 0)
     assert seen[-1] is floats
     halved = kd.DistillationModule(
-        Plain(), task=kd.Classification(CLASSES), prepare=lambda x: x.float() / 510
+        student, task=kd.Classification(CLASSES), prepare=lambda x: x.float() / 510
     )
-    halved.training_step((images, torch.zeros(8, dtype=torch.long)), 0)
+    halved.training_step((images, targets), 0)
+    torch.testing.assert_close(seen[-1], images / 510)
 
 
 @pytest.mark.parametrize(
@@ -527,48 +523,61 @@ class Dense(nn.Conv2d):
     num_classes = 4
 
 
-@pytest.mark.parametrize(
-    ("task", "target", "got"),
-    [
-        (kd.Classification, IDS[:, None], r"int64 \(4, 1\)"),
-        (kd.Classification, EYE.long(), r"int64 \(4, 4\)"),
-        (kd.Classification, IDS.float(), r"float32 \(4,\)"),
-        (kd.Classification, IDS - 100, r"int64 \(4,\) with values from -100 to -97"),
-        (kd.Classification, IDS + 1, "with values from 1 to 4"),
-        (kd.Classification, IDS[:3], r"int64 \(3,\) with values from 0 to 2 for 4 pictures"),
-        (kd.Classification, [0, 1, 2, 3], "list for 4 pictures"),
-        (kd.tasks.MultiLabel, EYE.long(), r"int64 \(4, 4\)"),
-        (kd.tasks.MultiLabel, IDS, r"int64 \(4,\)"),
-        (kd.tasks.MultiLabel, 2 * EYE, "with values from 0 to 2"),
-        (kd.tasks.Regression, torch.rand(4), r"float32 \(4,\)"),
-        (kd.tasks.Regression, EYE / 0, "nan"),
-        (kd.tasks.Segmentation, MASKS[:, None], r"int64 \(4, 1, 4, 4\)"),
-        (kd.tasks.Segmentation, MASKS / 3, r"float32 \(4, 4, 4\)"),
-        (kd.tasks.Segmentation, MASKS + 1, "with values from 1 to 4"),
-    ],
-)
-def test_targets_in_another_form_are_refused_in_one_line(
-    task: type, target: Any, got: str, tmp_path: Any
+WRONG: list[tuple[type, Any, str]] = [
+    (kd.Classification, IDS[:, None], r"int64 \(4, 1\)"),
+    (kd.Classification, EYE.long(), r"int64 \(4, 4\)"),
+    (kd.Classification, IDS.float(), r"float32 \(4,\)"),
+    (kd.Classification, IDS - 100, r"int64 \(4,\) with values from -100 to -97"),
+    (kd.Classification, IDS + 1, "with values from 1 to 4"),
+    (kd.Classification, IDS[:3], r"int64 \(3,\) with values from 0 to 2 for 4 pictures"),
+    (kd.Classification, [0, 1, 2, 3], "list for 4 pictures"),
+    (kd.tasks.MultiLabel, EYE.long(), r"int64 \(4, 4\)"),
+    (kd.tasks.MultiLabel, IDS, r"int64 \(4,\)"),
+    (kd.tasks.MultiLabel, 2 * EYE, "with values from 0 to 2"),
+    (kd.tasks.Regression, torch.rand(4), r"float32 \(4,\)"),
+    (kd.tasks.Regression, EYE / 0, "nan"),
+    (kd.tasks.Segmentation, MASKS[:, None], r"int64 \(4, 1, 4, 4\)"),
+    (kd.tasks.Segmentation, MASKS / 3, r"float32 \(4, 4, 4\)"),
+    (kd.tasks.Segmentation, MASKS + 1, "with values from 1 to 4"),
+]
+
+
+def model_for(task: type) -> nn.Module:
+    return Dense(3, 4, 1) if task is kd.tasks.Segmentation else Plain()
+
+
+def refusal_of(task: type, got: str) -> str:
+    """The line in which targets in another form are refused, of a split to be named."""
+    return rf"^{{}} targets: must be {TASKS[task][1]}[^\n]*; got [^\n]*{got}[^\n]*$"
+
+
+@pytest.mark.parametrize(("task", "target", "got"), WRONG)
+def test_targets_in_another_form_are_refused_in_one_line(task: type, target: Any, got: str) -> None:
+    """With the form that is expected, in an own loop."""
+    student = kd.Distillation(model_for(task), task=task(4), losses={}).student
+    batch = {"image": torch.rand(4, 3, 4, 4), "target": target}
+    with pytest.raises(UserError, match=refusal_of(task, got).format("training")):
+        student.objective.check_targets(batch)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_they_are_refused_in_training_and_validation_by_a_trainer(
+    task: type, tmp_path: Any
 ) -> None:
-    """In an own loop, and in training and validation by a Trainer, with the form that is expected."""
+    wrong, got = next(row[1:] for row in WRONG if row[0] is task)
+    settings = {"losses": {}, "optim": {"warmup_epochs": 0}}
+    module = kd.DistillationModule(model_for(task), task=task(4), **settings)
     images = torch.rand(4, 3, 4, 4)
-    model = Dense(3, 4, 1) if task is kd.tasks.Segmentation else Plain()
-    right, form = TASKS[task]
-    message = rf"^{{}} targets: must be {form}[^\n]*; got [^\n]*{got}[^\n]*$"
-    with pytest.raises(UserError, match=message.format("training")):
-        kd.Distillation(model, task=task(4), losses={}).student.objective.check_targets(
-            {"image": images, "target": target}
-        )
-    module = kd.DistillationModule(model, task=task(4), losses={}, optim={"warmup_epochs": 0})
-    wrong, fine = (
-        DataLoader([{"image": images, "target": t}], batch_size=None) for t in (target, right)
+    other, fine = (
+        DataLoader([{"image": images, "target": target}], batch_size=None)
+        for target in (wrong, TASKS[task][0])
     )
     trainer(tmp_path, precision="32-true").fit(module, fine, fine)
-    with pytest.raises(UserError, match=message.format("training")):
-        trainer(tmp_path).fit(module, wrong)
-    with pytest.raises(UserError, match=message.format("validation")):
-        trainer(tmp_path).validate(module, wrong)
-    trainer(tmp_path).predict(module, wrong)
+    with pytest.raises(UserError, match=refusal_of(task, got).format("training")):
+        trainer(tmp_path).fit(module, other)
+    with pytest.raises(UserError, match=refusal_of(task, got).format("validation")):
+        trainer(tmp_path).validate(module, other)
+    trainer(tmp_path).predict(module, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])

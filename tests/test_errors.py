@@ -9,11 +9,7 @@ from torch._utils import ExceptionWrapper
 
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.preemption import Preemption
-from kd.errors import UserError, causes, did_you_mean, first_line, plain, reason
-
-
-def test_did_you_mean() -> None:
-    assert did_you_mean("onx", ["onnx", "hub"]) == "; did you mean 'onnx'?"
+from kd.errors import UserError, causes, first_line, plain, reason
 
 
 def test_first_line() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from scripts import settings_equal
+from tests._helpers import place_of_examples
 
 NEEDS_NO_GPU = ("trainer.accelerator=gpu", "16-mixed")
 
@@ -24,7 +25,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("golden") / "here"
         folder.mkdir()
         patch.chdir(folder)
-        settings_equal.place_of_examples(Path.cwd())
+        place_of_examples(Path.cwd())
         yield Path.cwd()
 
 

@@ -1,5 +1,7 @@
 """Optimizer settings, schedules and the position of a resumed run in them."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,6 @@ from kd.optim import (
     GivenOptim,
     OptimSpec,
     Pace,
-    as_optim,
     build_optimizer,
     scaled_to_batch,
     short_window,
@@ -17,10 +18,6 @@ from kd.optim import (
     warmup_cosine,
     warmup_then_steps,
 )
-
-
-def test_as_optim() -> None:
-    assert as_optim({"name": "sgd", "lr": 0.1}).lr == 0.1
 
 
 def test_a_resumed_run_keeps_its_optimizer() -> None:
@@ -100,6 +97,18 @@ def test_warmup_then_steps() -> None:
         0.01,
         0.01,
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_an_epoch", "kept"),
+    [(6, 6, 0), (12, 6, 1), (13, 6, None), (2, 2, 0), (1, 1, None), (6, math.inf, None)],
+)
+def test_a_warmup_that_is_the_whole_run_is_shortened_and_said(
+    steps: int, of_an_epoch: float, kept: int | None
+) -> None:
+    note = OptimSpec(warmup_epochs=2).note(Pace(steps, of_an_epoch))
+    said = f"2 would be all of the run's {steps} steps; the warm-up is shortened to {kept}"
+    assert note == ("" if kept is None else f"optim.warmup_epochs: {said}")
 
 
 def test_a_schedule_that_there_is_not_is_refused() -> None:

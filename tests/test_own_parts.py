@@ -29,7 +29,8 @@ from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.run.gate import check_foreign
 from kd.settings import Augment
-from tests._helpers import ROOT
+from tests._helpers import ROOT, Command
+from tests._runs import run
 
 PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
 
@@ -76,7 +77,7 @@ class Pools:
 
 @pytest.mark.parametrize("layer", ["maps", "maps@1/2", "blocks.1"])
 def test_a_model_without_a_recipes_layers_can_do_without_them(
-    layer: str, recipe: Path, refusal
+    layer: str, recipe: Path, refusal: Command
 ) -> None:
     words = [
         f"recipe={recipe}",
@@ -91,18 +92,6 @@ def test_a_model_without_a_recipes_layers_can_do_without_them(
     assert train_main([*words[:3], *without]) == 0
 
 
-class NoLoss(torch.nn.Module):
-    """A loss that inherits from the wrong class."""
-
-
-def test_what_a_part_must_inherit_from_is_named(recipe: Path, refusal) -> None:
-    words = [f"recipe={recipe}", "model.distill_losses.mine=tests.test_own_parts.NoLoss"]
-    assert refusal("train", words) == (
-        "kd-train: model.distill_losses.mine: NoLoss is no DistillLoss: it must inherit from kd.losses.LogitLoss, or "
-        "FeatureLoss to compare layers (recipes/OWN_PARTS.md)\n"
-    )
-
-
 class Gap(LogitLoss):
     """A loss with an argument of its own."""
 
@@ -111,7 +100,9 @@ class Gap(LogitLoss):
         self.power = power
 
 
-def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(recipe: Path, refusal) -> None:
+def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(
+    recipe: Path, refusal: Command
+) -> None:
     words = [f"recipe={recipe}", "model.distill_losses.gap=tests.test_own_parts.Gap"]
     assert refusal("train", [*words, "model.distill_losses.gap.powr=2"]) == (
         "kd-train: model.distill_losses.gap.powr: Gap takes power, weight; did you mean 'power'?\n"
@@ -127,11 +118,11 @@ def test_the_other_commands_of_the_page_run(command: str, recipe: Path) -> None:
         pytest.importorskip("albumentations")
     _, _, *words = shlex.split(command)
     short = ["config=debug", "model.teacher.cache=off"]
-    assert train_main([f"recipe={recipe}", *short, *words]) == 0
+    run(recipe, *short, *words)
 
 
 def test_a_part_that_is_not_found_or_fails_is_named(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Command
 ) -> None:
     monkeypatch.chdir(recipe.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -320,51 +311,44 @@ def beside():
 }
 
 
-@pytest.mark.parametrize(("file", "old", "new"), [
-    ("mine.py", "self.lift(step(x))", "step(self.lift(x))"),
-    ("mine.py", '"low": 1', '"low": 2'),
-    ("helpers.py", "x // SIGMA", "x * SIGMA"),
+PACKAGE = {
+    "mine_of/__init__.py": "",
+    "mine_of/inner.py": "def blur(x):\n    return x // 1\n",
+    "mine.py": "import mine_of.inner\nclass Mine:\n    def __call__(self, x):\n        return mine_of.inner.blur(x)\n",
+}
+
+
+@pytest.mark.parametrize(("files", "file", "old", "new"), [
+    (MINE, "mine.py", "self.lift(step(x))", "step(self.lift(x))"),
+    (MINE, "mine.py", '"low": 1', '"low": 2'),
+    (MINE, "helpers.py", "x // SIGMA", "x * SIGMA"),
+    (PACKAGE, "mine_of/inner.py", "x // 1", "x // 2"),
 ])  # fmt: skip
 def test_a_transform_whose_code_differs_is_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str
+    files: dict[str, str],
+    file: str,
+    old: str,
+    new: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A cache gave the old code's views their teacher's outputs where a method or a helper of it had changed."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert old in files[file]
+    after = {**files, file: files[file].replace(old, new)}
     codes: list[str] = []
-    for folder, changed in (("before", False), ("after", True), ("again", True)):
-        (tmp_path / folder).mkdir()
-        for name, text in MINE.items():
-            if changed and name == file:
-                assert old in text
-                text = text.replace(old, new)
-            (tmp_path / folder / name).write_text(text)
+    for number, written in enumerate((files, after, after)):
+        folder = tmp_path / str(number)
+        for name, text in written.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
         with monkeypatch.context() as here:
-            here.syspath_prepend(tmp_path / folder)
-            for name in ("mine", "helpers"):
-                here.delitem(sys.modules, name, raising=False)
+            here.syspath_prepend(folder)
             mine = importlib.import_module("mine").Mine()
             codes.append(code_of(v2.Compose([v2.Lambda(mine)])))
-            for name in ("mine", "helpers"):
-                del sys.modules[name]
+            for name in ("mine", "helpers", "mine_of", "mine_of.inner"):
+                sys.modules.pop(name, None)
     assert codes[1] == codes[2]
-    assert codes[0] != codes[1]
-
-
-def test_a_module_of_a_package_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    codes: list[str] = []
-    for folder, sigma in (("before", 1), ("after", 2)):
-        inner = tmp_path / folder / "mine_of" / "inner.py"
-        inner.parent.mkdir(parents=True)
-        (inner.parent / "__init__.py").touch()
-        inner.write_text(f"def blur(x):\n    return x // {sigma}\n")
-        text = "import mine_of.inner\ndef step(x):\n    return mine_of.inner.blur(x)\n"
-        (tmp_path / folder / "stepping.py").write_text(text)
-        with monkeypatch.context() as here:
-            here.syspath_prepend(tmp_path / folder)
-            codes.append(code_of(importlib.import_module("stepping").step))
-            for name in ("stepping", "mine_of", "mine_of.inner"):
-                del sys.modules[name]
     assert codes[0] != codes[1]
 
 
@@ -389,25 +373,12 @@ def test_a_set_is_described_alike_in_each_process(tmp_path: Path) -> None:
     assert len(texts) == 1
 
 
-def test_a_listed_transform_trains_and_a_file_names_no_other(
-    recipe: Path, tmp_path: Path, refusal
-) -> None:
-    short = ["config=debug", "model.teacher.cache=off"]
-    assert (
-        train_main([f"recipe={recipe}", *short, "data.augment.transform=TrivialAugmentWide"]) == 0
-    )
-    assert "data.augment.transform.p" in refusal(
-        "train",
-        [
-            f"recipe={recipe}",
-            *short,
-            "data.augment.transform=GaussianBlur",
-            "data.augment.transform.p=1",
-        ],
-    )
-    assert "data.augment.transform: needs data.engine=torch, got device" in refusal(
-        "train",
-        [f"recipe={recipe}", "data.engine=device", "data.augment.transform=TrivialAugmentWide"],
+def test_a_listed_transform_trains_and_a_file_names_no_other(recipe: Path) -> None:
+    run(
+        recipe,
+        "config=debug",
+        "model.teacher.cache=off",
+        "data.augment.transform=TrivialAugmentWide",
     )
     for name in (
         "os.system",
@@ -415,11 +386,11 @@ def test_a_listed_transform_trains_and_a_file_names_no_other(
         "torchvision.datasets.ImageFolder",
         "albumentations.Lambda",
     ):
-        for key in ("transform", "sampler"):
-            setting = {"class_path": name, "init_args": {"p": 1}}
-            data = (
-                {"augment": {"transform": setting}} if key == "transform" else {"sampler": setting}
-            )
+        setting = {"class_path": name, "init_args": {"p": 1}}
+        for key, data in (
+            ("transform", {"augment": {"transform": setting}}),
+            ("sampler", {"sampler": setting}),
+        ):
             with pytest.raises(UserError, match=f"data.*{key} names {name}"):
                 check_foreign(Path("x.yaml"), [{"data": data}], [])
 

@@ -1,5 +1,6 @@
 """What a run computes in: by the CPU's instructions, else by the clock, and the same on all processes."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import kd.run.build
+from kd.cli import train_main
 from kd.fit_to_machine.precision import (
     bfloat16_time,
     choose_kernels,
@@ -15,7 +17,7 @@ from kd.fit_to_machine.precision import (
     precision_of_cpu,
 )
 from kd.report.records import read_run
-from tests._forks import free_port, start, status_of
+from tests._forks import run_ranks
 from tests._runs import run_of
 
 
@@ -52,12 +54,6 @@ def test_a_factor_of_software_is_told_as_what_it_is() -> None:
     )  # fmt: skip
 
 
-def test_16_mixed_on_a_cpu_is_refused(recipe: Path, refusal) -> None:
-    assert "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed" in refusal(
-        "train", [f"recipe={recipe}", "trainer.precision=16-mixed"]
-    )
-
-
 @pytest.mark.parametrize(("times", "precision"), [(5.3, "32-true"), (0.6, "bf16-mixed")])
 def test_without_them_the_clock_decides(times: float, precision: str) -> None:
     emulating = {
@@ -83,26 +79,16 @@ def test_the_measurement_is_quick_and_follows_the_instructions() -> None:
     assert choose_precision("cpu") == precision_of_cpu(own, bfloat16_time)
 
 
-def differ(rank: int) -> None:
-    """Two machines with different CPUs."""
-    chosen = ("32-true", "bf16-mixed")[rank]
+def with_a_cpu_of_its_own(items: list[str]) -> int:
+    """A rank of kd-train, whose machine computes in another precision than that of the other rank."""
+    chosen = ("32-true", "bf16-mixed")[int(os.environ["LOCAL_RANK"])]
     kd.run.build.choose_precision = lambda accelerator: (chosen, "")
+    return train_main(items)
 
 
 def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
     items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=1", "data.batch_size=4"]
-    job = {
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": "2",
-        "NODE_RANK": "0",
-        "MASTER_PORT": free_port(),
-    }
-    log = recipe.parent / "log"
-    pids = [
-        start(items, log.with_suffix(f".{r}"), differ, r, LOCAL_RANK=str(r), **job)
-        for r in range(2)
-    ]
-    assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".0").read_text()
+    run_ranks(items, recipe.parent / "log", program=with_a_cpu_of_its_own)
     run = read_run(run_of(recipe))
     assert [header["precision"] for header in run.headers.values()] == ["32-true", "32-true"]
     assert run.summary["precision"] == "32-true"

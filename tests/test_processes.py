@@ -3,6 +3,7 @@
 import ast
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from kd import fit_to_machine, processes
 from kd.errors import RunError, UserError
 from scripts import house
+from tests._forks import skip_forks_beside_a_gpu
 
 COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast", "broadcast_object_list",
@@ -97,10 +99,19 @@ def test_alone_each_answer_is_ones_own() -> None:
     assert processes.merged_at_first(strategy, "mine", str.__add__) == "mine"
 
 
-def joined(rank: int, folder: str) -> Strategy:
+def in_processes(work: Callable[[int, str], None], folder: Path, count: int = 2) -> None:
+    """Calls ``work(rank, folder)`` in forks, which have imported what this process has."""
+    skip_forks_beside_a_gpu()
+    mp.start_processes(work, args=(str(folder),), nprocs=count, start_method="fork")
+
+
+def joined(
+    rank: int, folder: str, limit: timedelta = timedelta(minutes=5), count: int = 2
+) -> Strategy:
+    """The strategy of a process that has joined the others of its test."""
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    strategy = DDPStrategy(parallel_devices=[torch.device("cpu"), torch.device("cpu")])
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=limit)
+    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * count, timeout=limit)
     strategy._local_rank = rank
     return strategy
 
@@ -148,19 +159,16 @@ def fail_alone(rank: int, folder: str) -> None:
 
 
 def test_an_error_of_one_process_reaches_all(tmp_path: Path) -> None:
-    mp.spawn(fail_alone, args=(str(tmp_path),), nprocs=2)
+    in_processes(fail_alone, tmp_path)
 
 
 def take_long(rank: int, folder: str) -> None:
     """The first process computes for longer than the others may wait in a collective."""
-    limit = timedelta(seconds=4)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=limit)
-    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * 2, timeout=limit)
+    strategy = joined(rank, folder, timedelta(seconds=2))
     for error in (None, UserError("planted")):
 
         def compute(error: UserError | None = error) -> str:
-            time.sleep(7)
+            time.sleep(3.5)
             if error is not None:
                 raise error
             return "done"
@@ -175,7 +183,7 @@ def take_long(rank: int, folder: str) -> None:
 
 def test_what_the_first_process_computes_may_take_longer_than_a_collective(tmp_path: Path) -> None:
     """The fit of a start on the cores of one machine, say, in a run with rank_timeout_s=600."""
-    mp.spawn(take_long, args=(str(tmp_path),), nprocs=2)
+    in_processes(take_long, tmp_path)
 
 
 def decide_and_fail(rank: int, folder: str) -> None:
@@ -197,7 +205,7 @@ def decide_and_fail(rank: int, folder: str) -> None:
 
 
 def test_a_choice_that_fails_ends_both(tmp_path: Path) -> None:
-    mp.spawn(decide_and_fail, args=(str(tmp_path),), nprocs=2)
+    in_processes(decide_and_fail, tmp_path)
 
 
 def ask_all(rank: int, folder: str) -> None:
@@ -239,11 +247,7 @@ def ask_all(rank: int, folder: str) -> None:
 
 def meet_though_one_host_has_no_address(rank: int, folder: str) -> None:
     """Gloo fails at once on rank 1, whose collective then waits for rank 0 for no longer than the training's limit."""
-    limit = timedelta(seconds=8)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=limit)
-    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * 2, timeout=limit)
-    strategy._local_rank = rank
+    strategy = joined(rank, folder, timedelta(seconds=8))
     if rank == 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "no-such-interface"
     dist.get_backend = lambda *_: "nccl"  # type: ignore[assignment]
@@ -254,11 +258,11 @@ def meet_though_one_host_has_no_address(rank: int, folder: str) -> None:
 
 
 def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path: Path) -> None:
-    mp.spawn(meet_though_one_host_has_no_address, args=(str(tmp_path),), nprocs=2)
+    in_processes(meet_though_one_host_has_no_address, tmp_path)
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:
-    mp.spawn(ask_all, args=(str(tmp_path),), nprocs=2)
+    in_processes(ask_all, tmp_path)
 
 
 PROCESSES = 5
@@ -267,10 +271,7 @@ PROCESSES = 5
 
 def meet_in_rounds(rank: int, folder: str) -> None:
     """Each of five processes hears of each other's answer in three messages; what they hold is merged by rank."""
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES)
-    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * PROCESSES)
-    strategy._local_rank = rank
+    strategy = joined(rank, folder, count=PROCESSES)
     sent = []
     isend, all_reduce = dist.isend, dist.all_reduce
 
@@ -296,7 +297,7 @@ def meet_in_rounds(rank: int, folder: str) -> None:
 
 
 def test_five_processes_agree_in_three_messages_each(tmp_path: Path) -> None:
-    mp.start_processes(meet_in_rounds, args=(str(tmp_path),), nprocs=PROCESSES, start_method="fork")
+    in_processes(meet_in_rounds, tmp_path, PROCESSES)
 
 
 @pytest.mark.parametrize(

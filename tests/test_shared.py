@@ -1,6 +1,5 @@
 """On real photographs and a real teacher, where KD_SHARED names them."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kd.cli import eval_main, train_main
+from kd.cli import eval_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
-from tests._helpers import WITHOUT_TEACHER
+from tests._helpers import WITHOUT_TEACHER, Command
 from tests._runs import summary_of
 
 TEACHER = "models/grocery81_vit_small_patch14_dinov2_112.safetensors"
@@ -33,9 +32,7 @@ def test_class_ids_of_real_photographs(shared: Path) -> None:
     assert len(set(data.split("val").targets)) == 60
 
 
-def test_one_photograph_of_some_classes(
-    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, printed: Command) -> None:
     """The real teacher in its own order of classes. A student that begins with its layers: the next test."""
     source, few = shared / "data" / "grocery", tmp_path / "data"
     for folder in [*source.glob("train/*"), *sorted(source.glob("val/*"))[::4]]:
@@ -44,8 +41,10 @@ def test_one_photograph_of_some_classes(
             (few / path.relative_to(source)).symlink_to(path)
     items = ["trainer.limit_train_batches=1", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=5",
              "model.student.inherit=false", f"data.source.root={few}"]  # fmt: skip
-    assert train_main(grocery(shared, tmp_path, *items)) == 0
-    said = re.search(r"right on (\d+ of \d+) validation pictures", capsys.readouterr().out)
+    said = re.search(
+        r"right on (\d+ of \d+) validation pictures",
+        printed("train", grocery(shared, tmp_path, *items)),
+    )
     assert said is not None
     assert said[1] == "12 of 15"
     summary = summary_of(tmp_path / "grocery_vit" / "000")
@@ -54,44 +53,27 @@ def test_one_photograph_of_some_classes(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_short_run_of_the_grocery_recipe(
-    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_short_run_of_the_grocery_recipe_and_its_evaluation(
+    shared: Path, tmp_path: Path, printed: Command
 ) -> None:
     """The preflight's 251 of 296, a student that inherits, and a few steps."""
     items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32",
              "model.student.inherit_pictures=96"]  # fmt: skip
-    assert train_main(grocery(shared, tmp_path, *items)) == 0
-    out = capsys.readouterr().out
-    assert "right on 251 of 296 validation pictures (84.8%)" in out
+    assert "right on 251 of 296 validation pictures (84.8%)" in printed(
+        "train", grocery(shared, tmp_path, *items)
+    )
     folder = tmp_path / "grocery_vit" / "000"
     summary = summary_of(folder)
     assert summary["teacher"]["val"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
     assert summary["student"]["val"]["acc1"] > 0.2  # without its teacher's layers: near 1/81
-    with (folder / "metrics.csv").open() as file:
-        assert "val/agreement" in (csv.DictReader(file).fieldnames or [])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_an_evaluation_of_the_grocery_recipe(shared: Path, tmp_path: Path) -> None:
-    items = [
-        "trainer.limit_train_batches=4",
-        "trainer.max_epochs=1",
-        "trainer.accelerator=cpu",
-        "data.batch_size=32",
-    ]
-    assert train_main(grocery(shared, tmp_path, *items)) == 0
-    folder = tmp_path / "grocery_vit" / "000"
-    summary = summary_of(folder)
     assert eval_main([str(folder)]) == 0
     found = json.loads((folder / "eval_val.json").read_text())
     assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
-    assert found["student"]["acc1"] == pytest.approx(
-        summary["student"]["best_val"]["acc1"], abs=0.03
-    )
+    best = summary["student"]["best_val"]["acc1"]
+    assert found["student"]["acc1"] == pytest.approx(best, abs=0.03)
 
 
-def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, refusal) -> None:
+def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, refusal: Command) -> None:
     source = shared / "data" / "grocery"
     for split in ("train", "val"):
         for name in ("Banana", "Lemon"):

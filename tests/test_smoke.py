@@ -1,6 +1,5 @@
 """What people type first: short runs neither refuse a fine teacher nor end without a figure."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import ImageFolder
-from tests._helpers import write_recipe
+from tests._helpers import Command, write_recipe
 from tests._runs import run_folders, summary_of
 
 FOOD = [
@@ -19,21 +18,16 @@ FOOD = [
     "data.source.val_per_class=8",
     "data.batch_size=8",
 ]
-SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=debug",
-         # what it trains on: test_overfitting_repeats_the_same_pictures; what it validates on is a limit, as above
-         pytest.param("trainer.overfit_batches=2", marks=pytest.mark.slow)]  # fmt: skip
 
 
-@pytest.mark.parametrize("item", SHORT)
-def test_a_short_run_accepts_a_fine_teacher(
-    item: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    "item", ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=debug"]
+)
+def test_a_short_run_accepts_a_fine_teacher(item: str, tmp_path: Path, printed: Command) -> None:
     """The pictures are sorted by class: the first eight show one of the twenty."""
-    assert (
-        train_main([*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"])
-        == 0
+    out = printed(
+        "train", [*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"]
     )
-    out = capsys.readouterr().out
     assert "preflight: teacher vit_tiny_patch16_224 is right on" in out
     assert "no better than guessing" not in out
     assert ("8 of 20 classes, too few to judge it" in out) == (item == "trainer.fast_dev_run=true")
@@ -63,17 +57,6 @@ def test_a_whole_validation_stays_in_order() -> None:
     assert [i for batch in EvalBatches(20, 4, limit=5) for i, _ in batch] == list(range(20))
 
 
-@pytest.mark.parametrize("item", ["preflight=off", "preflight=false"])
-def test_the_preflight_can_be_left_out(
-    item: str, recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main([f"recipe={recipe}", item, "trainer.max_epochs=1"]) == 0
-    assert "preflight:" not in capsys.readouterr().out
-    summary = summary_of(run_folders(recipe)[0])
-    assert summary["teacher"]["val"] == {}
-    assert "agreement" in summary["student"]["val"]
-
-
 def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
     """Of epochs within one standard error the one nearest to the teacher: its answers are kept either way."""
     items = [
@@ -84,9 +67,11 @@ def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
     ]
     for value in ("warn", "off"):
         assert train_main([*items, f"preflight={value}"]) == 0
-    best = [summary_of(run)["student"]["best_val"] for run in run_folders(recipe)]
+    with_one, without = (summary_of(run) for run in run_folders(recipe))
+    best = [summary["student"]["best_val"] for summary in (with_one, without)]
     assert "kl" in best[0]
     assert best[0] == best[1]
+    assert with_one["teacher"]["val"] and without["teacher"]["val"] == {}
 
 
 def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
@@ -114,66 +99,17 @@ def test_steps_below_an_epoch_end_with_a_validation(recipe: Path) -> None:
     assert summary["student"]["best_val"]["acc1"] == summary["student"]["val"]["acc1"]
 
 
-def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", "trainer.log_every_n_steps=4"]) == 0
-    rows = csv.DictReader((run_folders(recipe)[0] / "metrics.csv").open())
-    assert [int(row["step"]) for row in rows if row["train/loss"] and row["train/lr"]] == [
-        3,
-        5,
-        7,
-        11,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("items", "line"),
-    [
-        (["trainer.max_epochs=1"], "2 would be all of the run's 6 steps; the warm-up is shortened to 0"),
-        (["trainer.max_steps=12"], "2 would be all of the run's 12 steps; the warm-up is shortened to 1"),
-        (["trainer.max_steps=13"], ""),
-        (["trainer.max_epochs=1", "trainer.limit_train_batches=2"], "2 would be all of the run's 2 steps"),
-        (["trainer.fast_dev_run=true"], ""),
-    ],
-    ids=str,
-)  # fmt: skip
 def test_a_recipes_warmup_is_shortened_with_the_run(
-    items: list[str],
-    line: str,
-    tmp_path: Path,
-    pictures: Path,
-    teacher: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, pictures: Path, teacher: Path, printed: Command
 ) -> None:
-    """Six steps an epoch, three epochs, of which two are warm-up."""
+    """Six steps an epoch, three epochs, of which two are warm-up. Other lengths: tests/test_optim.py."""
     optim = {"lr": 0.001, "warmup_epochs": 2}
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, teacher, optim=optim, trainer__max_epochs=3
     )
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    said = [text for text in capsys.readouterr().out.splitlines() if "warmup_epochs" in text]
-    if not line:
-        assert said == []
-        return
-    (told,) = said
-    assert told.startswith(f"optim.warmup_epochs: {line}")
-
-
-def test_a_folder_that_can_not_be_written_is_reported_first(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert (
-        train_main(
-            [
-                f"recipe={recipe}",
-                f"runs_dir={tmp_path / 'file' / 'runs'}",
-                "data.source.root=/nowhere",
-            ]
-        )
-        == 2
-    )
-    said = capsys.readouterr()
-    assert said.err.endswith(
-        f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n"
-    )
-    assert said.out == ""
+    (told,) = [
+        line
+        for line in printed("train", [f"recipe={recipe}", "trainer.max_epochs=1"]).splitlines()
+        if "warmup_epochs" in line
+    ]
+    assert told.startswith("optim.warmup_epochs: 2 would be all of the run's 6 steps")

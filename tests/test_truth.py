@@ -1,19 +1,17 @@
 """Planted bottlenecks are named; following the advice gives what was predicted (all of it: scripts/bench/truth.py)."""
 
-import os
-import re
 from pathlib import Path
 
 import pytest
 
-from kd.cli import train_main
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import sentence
 from scripts.bench import foreign
-from scripts.bench.truth import callback, foreign_plants, own_limit, plants, train
+from scripts.bench.truth import callback, foreign_plants, own_limit, plants
 from tests._clock import HandClock
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
+from tests._runs import run
 
 LONG = [
     pytest.param(name, marks=pytest.mark.slow)
@@ -23,7 +21,7 @@ NAMED = ["sleeping transform", "huge teacher", "slow callback", *LONG]
 
 
 def trained(recipe: Path, *items: str) -> RunRecords:
-    assert train_main([f"recipe={recipe}", *items]) == 0
+    run(recipe, *items)
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
@@ -66,38 +64,6 @@ def test_the_advice_gives_what_it_promises(
     )
     reached = Facts(after).images_per_s / Facts(before).images_per_s  # type: ignore[operator]
     assert own_limit(before).gain == pytest.approx(reached, rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_busy_loaders_beside_two_ranks_are_named(recipe: Path, pictures: Path) -> None:
-    plant = next(p for p in plants(pictures) if p.name.startswith("2 ranks x 8 busy workers"))
-    found = own_limit(train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores))
-    assert found.bound in plant.bound, found
-    assert "16 loader processes" in sentence(found)
-    assert re.search(r"data\.num_workers=[01]\b", found.lever)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-@pytest.mark.parametrize(
-    "name", ["a neighbour on the only core", "neighbours beside a busy loader"]
-)
-def test_neighbours_that_take_the_cores_are_named(recipe: Path, pictures: Path, name: str) -> None:
-    plant = next(p for p in plants(pictures) if p.name == name)
-    found = plant.limit(
-        train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores, plant.neighbours)
-    )
-    assert found.bound == "host", found
-    assert plant.mention in sentence(found)
-    assert found.lever == "run alone on the machine"
-
-
-@pytest.mark.slow
-def test_a_leak_is_found(recipe: Path) -> None:
-    leak, slow = callback("Leak", megabytes=12), callback("Slow", part="callback", seconds=0.04)
-    run = trained(recipe, leak, slow, "trainer.max_epochs=6", "monitor.interval_s=0.05")
-    assert "MemoryLeak" in {f["rule"] for f in run.summary["findings"]}
 
 
 @pytest.mark.slow

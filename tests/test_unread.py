@@ -10,7 +10,6 @@ import pytest
 import pytorch_lightning
 import yaml
 
-from kd.cli import train_main
 from kd.config import parts as listed
 from kd.config.suggest import words
 from kd.errors import UserError
@@ -18,7 +17,7 @@ from kd.run import keys
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes
 from scripts.house import tree_of
-from tests._helpers import ARCH, ROOT, TINY, write_recipe
+from tests._helpers import ROOT
 
 CLASSES = [one for kind in ("loss", "source", "task") for one in listed.of_kind(kind)]
 
@@ -73,44 +72,7 @@ def check(items: list[str]) -> None:
     request.check_read(request.resolved())
 
 
-HEADLESS = {
-    "model__task_loss_weight": 0.0,
-    "model__distill_losses": {"f": {"class_path": "kd.losses.CosineLoss"}},
-    "model__taps": {"f": {"student": "prelogits", "teacher": "prelogits"}},
-    "model__student": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "head": False},
-}
 SMOOTH = ["model.task=Classification", "model.task.label_smoothing=0.1"]
-IDLE = [
-    ([*SMOOTH, "model.task_loss_weight=0"], "model.task.label_smoothing: 0.1 has no effect with "
-     "model.student.head=true, model.task_loss_weight=0.0: the loss on the labels reads it"),
-    (["model.task={class_path: Classification, init_args: {class_weights: [5, 1, 1, 1]}}", "model.task_loss_weight=0"],
-     "model.task.class_weights: [5.0, 1.0, 1.0, 1.0] has no effect"),
-    ([*SMOOTH, "model.student.head=false"], "model.task.label_smoothing: 0.1 has no effect"),
-    (["model.teacher.weight=5"], "model.teacher.weight: 5.0 has no effect: it is a share among several"),
-    (["model.teacher.cache_views=2"], "model.teacher.cache_views: 2 has no effect with model.teacher.cache=off"),
-    (["model.student.inherit_pictures=8"], "model.student.inherit_pictures: 8 has no effect"),
-    (["data.augment.mix_probability=0.5"], "data.augment.mix_probability: 0.5 has no effect with data"),
-    (["data.augment.pad=4", "data.augment.scale=0.5"], "data.augment.scale: 0.5 has no effect with data.augment.pad=4"),
-    (["optim.schedule=steps", "optim.milestones=[1]", "optim.min_lr_ratio=0.1"], "optim.min_lr_ratio: 0.1 has no eff"),
-    (["optim.decay_norm_and_bias=true", "optim.weight_decay=0"], "optim.decay_norm_and_bias: True has no effect with"),
-    (["monitor.enabled=false", "monitor.max_hours=1"], "monitor.max_hours: 1.0 has no effect with monitor.enabled=false"),
-    (["monitor.prometheus_host=0.0.0.0"], "monitor.prometheus_host: 0.0.0.0 has no effect with monitor"),
-    (["monitor.send_every_s=5"], "monitor.send_every_s: 5.0 has no effect"),
-    (["trainer.gradient_clip_val=0", "trainer.gradient_clip_algorithm=value"], "clip_algorithm: value"),
-    (["trainer.use_distributed_sampler=true"], "trainer.use_distributed_sampler: True has no effect: kd's own sampler"),
-    (["trainer.limit_test_batches=2"], "trainer.limit_test_batches: 2 has no effect: training neither tests"),
-    (["trainer.default_root_dir=x"], "trainer.default_root_dir: x has no effect"),
-    (["resume=x", "name=mine"], "name: mine has no effect with resume=x: a resumed run keeps its folder"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("items", "message"), IDLE, ids=[items[-1] for items, _ in IDLE])
-def test_a_setting_that_nothing_reads_is_refused(
-    items: list[str], message: str, recipe: Path
-) -> None:
-    with pytest.raises(UserError) as refused:
-        check([f"recipe={recipe}", *items])
-    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -156,49 +118,3 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> Non
 @pytest.mark.parametrize("overlay", [[], ["config=debug"]])
 def test_our_recipes_have_no_idle_setting(name: str, overlay: list[str]) -> None:
     check([f"recipe={name}", *overlay])
-
-
-def refused(items: list[str], capsys: pytest.CaptureFixture[str], root: Path) -> str:
-    assert train_main(items) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-train: ")]
-    assert len(lines) == 1
-    assert not list(root.glob("runs/*/*/config.yaml"))
-    return lines[0]
-
-
-def relations(name: str) -> dict[str, object]:
-    return {"model__distill_losses": {"r": {"class_path": f"kd.losses.{name}"}}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "items", "message"),
-    [
-        ({}, [*SMOOTH, "model.task_loss_weight=0"], "model.task.label_smoothing: 0.1 has no effect"),
-        ({}, ["data.val_fraction=0.5"], "data.val_fraction: 0.5 has no effect: data.source has validation pictures"),
-        ({}, ["checkpoint.mode=min"], "checkpoint.mode: min would keep the worst epoch by val/acc1; leave it out"),
-        (HEADLESS, ["checkpoint.mode=max"], "checkpoint.mode: max would keep the worst epoch by val/feature_loss"),
-        (relations("CKALoss"), ["data.batch_size=2"], "data.batch_size: must give CKALoss (model.distill_losses.r) "
-         "3 pictures at least, got 2"),
-        (relations("RKDLoss"), ["data.batch_size=1"], "data.batch_size: must give RKDLoss (model.distill_losses.r)"),
-        (relations("SPLoss"), ["data.batch_size=1"], "2 pictures at least, got 1"),
-        (HEADLESS, ["data.probe.root=SAME"], "data.probe.root: 48 pictures of"),
-    ],
-    ids=lambda x: str(x)[-40:],
-)  # fmt: skip
-def test_what_a_run_finds_out_is_told_before_the_first_step(
-    changes: dict[str, object],
-    items: list[str],
-    message: str,
-    tmp_path: Path,
-    pictures: Path,
-    teacher: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, **changes)
-    same = tmp_path / "same"
-    same.mkdir()
-    for split in ("train", "val"):
-        (same / split).symlink_to(pictures / "train")
-    assert message in refused(
-        [f"recipe={recipe}", *(item.replace("SAME", str(same)) for item in items)], capsys, tmp_path
-    )

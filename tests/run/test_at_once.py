@@ -21,7 +21,8 @@ from kd.run.request import translate
 from kd.run.run import Run
 from kd.settings import ALLOWED_LOSSES, OVER_LOGITS
 from kd.ship.predict_words import ANSWERS, answers_of, check_out
-from tests._helpers import ROOT
+from tests._helpers import ROOT, draw_folder
+from tests._runs import summary_of
 
 PROGRAM = """\
 import contextlib, io, json, sys
@@ -161,11 +162,33 @@ PICTURES = [
      "others by their class path)"),
     (["train", "resume={stopped}", "trainer.max_epochs=2"],
      "trainer.max_epochs: 2 are fewer than the 3 epochs that {stopped} has trained"),
+]  # fmt: skip
+"""Pictures that a list alone shows to be missing, for each command that reads pictures."""
+PLACES: list[tuple[list[str], str]] = [
     (["eval", "{run}/.."], "is no finished run: it has no config.yaml; the latest finished run in it is "),
     (["eval", "out=x.csv"], "expected kd-eval MODEL (kd-eval --help)"),
     (["pack", "recipe=photos"], "expected kd-pack recipe=NAME out=FOLDER_OR_URL (kd-pack --help)"),
+    *[(words, "{unfinished} is no finished run: it has no student.safetensors")
+      for words in (["eval", "{unfinished}"], ["latency", "{unfinished}"], ["export", "to=hub", "{unfinished}"],
+                    ["export", "to=openvino", "int8=true", "{unfinished}"])],
+    (["export", "to=onnx", "out={two}", "{run}"], "out: {two} exists already and is not an empty folder"),
+    (["latency", "runtime=onnx", "{clean}"], "runtime: {clean} has no export 'onnx' that this machine made"),
+    (["eval", "margin=1", "split=val", "{run}"], "split: these pictures chose the best epoch of {run}"),
+    (["eval", "margin=1", "split=train", "{run}"], "split: train can't certify"),
+    (["eval", "margin=1", "folder={data}/train", "{run}"], "folder: can't certify: 48 of its 48 pictures are training"),
+    (["eval", "margin=1", "folder={copy}", "{run}"], "folder: these pictures chose the best epoch of {run}"),
+    (["eval", "margin=1", "groups=(x.x)", "folder={test}", "{run}"], "groups: '(x.x)' is not in "),
+    (["eval", "margin=1", "folder={test}", "model.teacher.checkpoint=no.pth", "{run}"],
+     "margin: {run} has no teacher that"),
+    (["eval", "margin=1", "arch=resnet18", "folder={test}", "{bare}"], "margin: {bare} has no teacher"),
+    (["eval", "cascade=true", "split=val", "{run}"], "split: these pictures chose the best epoch of {run}"),
+    (["eval", "cascade=true", "{run}", "{run}"], "cascade: takes one run, or one weights file, got 2"),
+    (["train", "recipe=distill"], "no teacher yet: recipe=photos fine-tunes one first"),
+    (["train", "resume={zero}", "trainer.devices=1", "trainer.max_epochs=3"], "; optim.zero=false trains on one"),
+    (["train", "recipe=foodtag_vit", "config=smddp_4x8"], "trainer.strategy: needs SageMaker's package"),
+    (["train", "recipe=finetune"], "model.student.arch: which model? "),
 ]  # fmt: skip
-"""Pictures that a list alone shows to be missing, for each command that reads pictures."""
+"""What a folder tells, and what a model needs."""
 WITHOUT_PICTURES = {
     "card": "reads a run's records",
     "latency": "draws its pictures",
@@ -174,7 +197,7 @@ WITHOUT_PICTURES = {
     "runs": "reads runs' records",
     "serve": "is sent its pictures, and exports through kd-export",
 }
-LINES += PICTURES
+LINES += PICTURES + PLACES
 
 
 def test_no_command_leaves_its_pictures_unchecked() -> None:
@@ -221,7 +244,7 @@ def draw(folder: Path) -> dict[str, Path]:
 def stopped_copy(finished: Path, folder: Path) -> Path:
     """A copy of a finished run that was interrupted after three epochs, as its files have it."""
     shutil.copytree(finished, folder)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     summary |= {"status": "interrupted", "epochs": 3}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -262,8 +285,25 @@ def test_a_table_names_the_answers_of_the_tasks() -> None:
     assert listed_answers == ANSWERS
 
 
+def beside(finished: Path, folder: Path) -> dict[str, Path]:
+    """What lies beside a finished run, by name: its pictures, a copy of them, others, a run without a student."""
+    places = {name: folder / name for name in ("unfinished", "clean", "copy", "test", "zero")}
+    places |= {"data": finished.parents[2] / "data", "bare": folder / "bare.pth"}
+    shutil.copytree(places["data"] / "val", places["copy"])
+    draw_folder(places["test"], train=0, val=16, size=44)
+    places["test"] /= "val"
+    shutil.copytree(finished, places["clean"], ignore=shutil.ignore_patterns("export"))
+    of_two = shutil.copytree(finished, places["zero"]) / "config.yaml"
+    of_two.write_text(of_two.read_text().replace("zero: false", "zero: true"))
+    places["unfinished"].mkdir()
+    shutil.copy(finished / "config.yaml", places["unfinished"])
+    places["bare"].touch()
+    return places
+
+
 def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
     names = {
+        **beside(finished, tmp_path),
         "weights": finished / "student.safetensors",
         "run": finished,
         "here": tmp_path,
@@ -292,7 +332,7 @@ def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
         if expected not in err:
             other.append((words, expected, err))
     assert other == [], "\n".join(map(str, other))
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs").exists() and not list((tmp_path / "cache").glob("foodtag*"))
 
 
 def test_the_table_of_losses_is_that_of_the_tasks() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import main
 from kd.data.sources import FoodTagMini
 from kd.report.tables import Gallery, results_of
+from tests._helpers import Command
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -34,14 +34,15 @@ def mislabelled(tmp_path: Path) -> tuple[Path, set[str]]:
 
 
 def test_wrong_labels_of_drawn_pictures_come_first(
-    mislabelled: tuple[Path, set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mislabelled: tuple[Path, set[str]], tmp_path: Path, printed: Command
 ) -> None:
     """32 of 320 labels are wrong; the recipe's teacher, which was not trained on these, judges."""
     folder, wrong = mislabelled
     out = tmp_path / "figures.json"
     words = [str(RECIPES / "foodtag_teacher.safetensors"), f"folder={folder}", "disputed=true"]
-    assert main("eval", [*words, f"out={out}"]) == 0
-    assert "are disputed: a fit of the student's features" in capsys.readouterr().out
+    assert "are disputed: a fit of the student's features" in printed(
+        "eval", [*words, f"out={out}"]
+    )
     found = json.loads(out.read_text())["disputed"]
     listed = ["/".join(Path(row["picture"]).parts[-2:]) for row in found["labels"]]
     assert len(wrong) == 32
@@ -52,10 +53,9 @@ def test_wrong_labels_of_drawn_pictures_come_first(
     assert of_labels == sorted(of_labels)
 
 
-def test_a_run_has_table_and_page(with_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_table_and_page(with_test: Path, printed: Command) -> None:
     root = f"data.source.root={with_test.parent / 'data'}"
-    assert main("eval", [str(with_test), "disputed=true", root]) == 0
-    out = capsys.readouterr().out
+    out = printed("eval", [str(with_test), "disputed=true", root])
     assert "labels of train" in out
     assert "disputed_labels.csv" in out
     assert "are disputed: a fit of the teacher's features" in out
@@ -67,25 +67,3 @@ def test_a_run_has_table_and_page(with_test: Path, capsys: pytest.CaptureFixture
     parts = results_of(with_test, print)["disputed"]
     shown = [len(part.items) for part in parts if isinstance(part, Gallery)]
     assert shown == ([min(24, len(rows))] if rows else [])
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        (["disputed=maybe"], "disputed: must be true or false, got 'maybe'"),
-        (["disputed=true", "margin=1"], "disputed: can't be given together with margin="),
-        (["disputed=true", "cascade=true"], "disputed: can't be given together with cascade="),
-    ],
-)
-def test_a_wrong_key_is_one_line(
-    finished: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(finished.rglob("*"))
-    assert main("eval", [str(finished), *items]) == 2
-    assert text in capsys.readouterr().err
-    assert sorted(finished.rglob("*")) == before
-
-
-def test_several_models_are_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("eval", [str(finished), str(finished), "disputed=true"]) == 2
-    assert "disputed: takes one run, or one weights file" in capsys.readouterr().err

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 
-from kd.cli import train_main
 from kd.config.kinds import read
 from kd.config.suggest import suggest, words
 from kd.config.trees import flatten
@@ -16,7 +15,7 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes, resolve
-from tests._helpers import ROOT
+from tests._helpers import ROOT, Command
 
 GUESSES = {  # what an engineer would type, and what was meant
     "lr": "optim.lr",
@@ -213,216 +212,10 @@ def test_the_keys_are_those_of_the_resolved_settings() -> None:
         (["--list", "models"], ["vit_tiny_patch16_224"]),
     ],
 )
-def test_what_there_is(
-    items: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_main(items) == 0
-    out = capsys.readouterr().out
+def test_what_there_is(items: list[str], lines: list[str], printed: Command) -> None:
+    out = printed("train", items)
     assert all(line in out for line in lines)
     assert "EachLayer" not in out
-
-
-WRONG_KEYS = [
-    ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
-    (
-        "data.root=photos",
-        "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?",
-    ),
-    ("dry_run=true", "no key 'dry_run': trainer.fast_dev_run=true trains a few batches; "),
-    ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
-    (
-        "model.distill_losses.kd.temperature=0",
-        "model.distill_losses.kd.temperature: must be > 0, got 0",
-    ),
-    ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1"),
-    ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
-    ("data.source.path=x", "no key 'data.source.path'"),
-    ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
-    ("trainer.max_epochs=ten", "trainer.max_epochs: must be a whole number, got 'ten'"),
-]
-
-
-def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
-    code = (
-        "import sys; from kd.cli import train_main\n"
-        f"for item in {[item for item, _ in WRONG_KEYS]!r}: print(train_main(['recipe={recipe}', item]))\n"
-        "print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["2"] * len(WRONG_KEYS) + ["[]"]
-    told = [line for line in done.stderr.splitlines() if line.startswith("kd-train: ")]
-    assert len(told) == len(WRONG_KEYS)
-    for (_, message), line in zip(WRONG_KEYS, told, strict=True):
-        assert message in line
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        (
-            "monitor=val/acc1",
-            "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?",
-        ),
-        ("model.distill_losses=DKDLoss", "did you mean 'model.distill_losses.kd=DKDLoss'?"),
-        (
-            "model.distill_losses.kd=null",
-            "got 'null'; did you mean 'model.distill_losses.kd.weight=0'?",
-        ),
-        ("trainer.logger=wandb", "did you mean 'trainer.logger=WandbLogger'?"),
-        ("class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
-        ("model.task.class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
-        ("optim.lr=abc", "optim.lr: must be a number, got 'abc'"),
-        ("trainer.max_epochs=2.5", "trainer.max_epochs: must be a whole number, got '2.5'"),
-        (
-            "data.batch_size=many",
-            "data.batch_size: must be a whole number or one of auto, got 'many'",
-        ),
-        (
-            "model.teacher.cache=maybe",
-            "must be true or false or one of off, on, auto, only, got 'maybe'",
-        ),
-        ("data.augment={mixup: much}", "data.augment.mixup: must be a number, got 'much'"),
-        ("trainer.precision=bf61", "got 'bf61'; did you mean 'bf16'?"),
-        (
-            "optim.name=adamv",
-            "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam'",
-        ),
-        ("optim.momentum=0.9", "no key 'optim.momentum'; did you mean 'optim.kwargs.momentum'?"),
-        ("early_stopping=true", "monitor.actions.Overtraining=stop ends a run that gets worse"),
-        ("monitor.actions=stop", "monitor.actions: must be settings (NAME: VALUE), got 'stop'"),
-        ("optim.name=momentums", "optim.name: must be one of timm's optimizers, got 'momentums'"),
-        ("optim.name=lr", "optim.name: must be one of timm's optimizers, got 'lr'"),
-        ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
-        (
-            "model.student.arch=vit_tiny",
-            "got 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
-        ),
-        (
-            "model.student.arch=vit_smal_patch16_224.augreg_in21k",
-            "got 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
-        ),
-        (
-            "model.student.arch=mine.Nets",
-            "timm's models (builder=CLASS takes one of your own), got 'mine.Nets'",
-        ),
-        ("model=resnet18", "model: got 'resnet18'; did you mean 'model.student.arch=resnet18'?"),
-        ("checkpoint=mine", "got 'mine'; did you mean 'model.teacher.checkpoint=mine'?"),
-        ("model=3", "model: has settings of its own (model.NAME=VALUE), got '3'"),
-        (
-            "data.augment=strong",
-            "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'",
-        ),
-        ("trainer.max_epochs=-5", "trainer.max_epochs: must be >= -1, got -5"),
-        ("optim.milestones=[1]", "optim.milestones: must go with schedule=steps alone, got [1.0]"),
-        ("optim.milestones=[3,x]", "optim.milestones: each must be a valid number, got 'x'"),
-        ("data.unlabeled_ratio=2", "data.unlabeled_ratio: must come with data.unlabeled, got 2.0"),
-        ("data.tier.queue_mb=5", "data.tier: needs data.engine=ray, got torch"),
-        ("model.student.mean=[1,2]", "model.student.mean: must be a list of 3, got '[1, 2]'"),
-        ("data.img_size=[1,2,3]", "data.img_size: must be a whole number or a list of 2, got"),
-        (
-            "monitor.actions.Overtraining=halt",
-            "monitor.actions.Overtraining: must be 'log', 'webhook' or 'stop'",
-        ),
-        (
-            "model.distill_losses+=KDLoss",
-            "model.distill_losses: has names: model.distill_losses.NAME=KDLoss",
-        ),
-        ("students.a.optim.lr=1", "no key 'students.a.optim.lr': a run trains one student"),
-        ("model.teacher_drop=0.1", "no key 'model.teacher_drop': the teacher answers without it"),
-        ("model.teacher.cache_precision=int8", "cache_precision': a cache keeps features in half"),
-        ("monitor.cloudwatch_topic=a", "scripts/monitor/cloudwatch_alarm.json"),
-        ("config=headspace", "no overlay 'headspace': kd-report RUN --what-if"),
-        ("--live", "no option --live: report.html reloads itself"),
-        ("name=007", "name: must be letters, digits, . + - _ alone, the first a letter, got '007'"),
-        ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
-        (
-            "trainer.strategy=dpp",
-            "trainer.strategy: must be auto, ddp or a class path (config=fsdp, config=zero and",
-        ),
-        (
-            "trainer.strategy=smddp",
-            "trainer.strategy: smddp is a backend of DDP; config=smddp_4x8 sets it",
-        ),
-        (
-            "trainer.strategy=ModelParallelStrategy",
-            "tensor and pipeline parallel training is not supported",
-        ),
-        (
-            "trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
-            "config=fsdp shards one that",
-        ),
-        ("trainer.strategy=dpp", "got 'dpp'; did you mean 'ddp'?"),
-        (
-            "trainer.accelerator=GPU",
-            "must be auto, cpu, gpu, cuda, mps or tpu, got 'GPU'; did you mean 'gpu'?",
-        ),
-        (
-            "trainer.devices=-3",
-            "trainer.devices: must be auto, -1 (all), a number >= 1 or a list ([0, 1]), got -3",
-        ),
-        (
-            "trainer.limit_val_batches=1.5",
-            "trainer.limit_val_batches: must be a share up to 1 or a number of batches",
-        ),
-        (
-            "trainer.overfit_batches=-1",
-            "trainer.overfit_batches: must be a share up to 1 or a number of batches",
-        ),
-        ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
-        ("trainer.profiler=simpl", "got 'simpl'; did you mean 'simple'?"),
-        (
-            "trainer.enable_checkpointing=false",
-            "trainer.enable_checkpointing: must be true: a run is resumed from",
-        ),
-        (
-            "model.distill_losses.kd.temperature=hot",
-            "model.distill_losses.kd.temperature: must be a number, got 'hot'",
-        ),
-        (
-            "data.source=ImageFoldr",
-            "data.source: no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?",
-        ),
-        (
-            "data.source=kd.data.sources.Manifst",
-            "no class 'kd.data.sources.Manifst'; did you mean 'Manifest'?",
-        ),
-        (
-            "model.task=Clasification",
-            "model.task: no class 'Clasification'; did you mean 'Classification'?",
-        ),
-        (
-            "model.distill_losses.kd=KDLos",
-            "model.distill_losses.kd: no class 'KDLos'; did you mean 'KDLoss'?",
-        ),
-        (
-            "model.distill_losses={kd: {class_path: KDLos}}",
-            "model.distill_losses.kd: no class 'KDLos'; did you",
-        ),
-        (
-            "trainer.callbacks+=EarlyStoping",
-            "trainer.callbacks: no class 'EarlyStoping'; did you mean 'EarlyStopping'",
-        ),
-        (
-            "trainer.callbacks=[{class_path: Timr}]",
-            "trainer.callbacks: no class 'Timr'; did you mean 'Timer'?",
-        ),
-        (
-            "trainer.logger=CSVLoger",
-            "trainer.logger: no class 'CSVLoger'; did you mean 'CSVLogger'?",
-        ),
-        (
-            "trainer.strategy.class_path=kd.strategies.ddp.DPP",
-            "trainer.strategy: no class 'kd.strategies.ddp.DPP'",
-        ),
-    ],
-)
-def test_a_wrong_value_is_reported_before_torch_is_imported(
-    item: str, message: str, recipe: Path
-) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        translate([f"recipe={recipe}", item]).resolved()
 
 
 @pytest.mark.parametrize(
@@ -449,9 +242,8 @@ def test_a_value_that_may_be_right_is_taken(
     "item",
     ["--list=nothing", "--keys=nothing"],
 )
-def test_a_question_without_an_answer(item: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main(item.split("=")) == 2
-    assert "nothing" in capsys.readouterr().err
+def test_a_question_without_an_answer(item: str, refusal: Command) -> None:
+    assert "nothing" in refusal("train", item.split("="))
 
 
 def test_the_completion_of_the_guide_completes() -> None:

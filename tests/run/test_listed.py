@@ -1,11 +1,9 @@
 """Listed classes: each of their arguments is checked by its type, wherever it is given, before torch is imported."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from kd.cli import main
 from kd.config import parts as listed
 from kd.config.kinds import read, wrong
 from kd.errors import UserError
@@ -89,23 +87,3 @@ def test_all_classes_of_kd_have_arguments_in_the_walk() -> None:
             untyped.add(one.name)
     assert untyped == set()
     assert "kd.teachers.StoredAnswers" in walked
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.teacher.answers=no.such.Teacher"], "model.teacher.builder: no class 'no.such.Teacher'; "
-         "no.py was not found in this folder, nor on PYTHONPATH"),
-        (["model.teacher.builder=no.such.Teacher", "model.teacher.checkpoint=null", "model.teacher.recipe=null"],
-         "model.teacher.builder: no class 'no.such.Teacher'; no.py was not found in this folder, nor on PYTHONPATH"),
-        (["model.teacher.answers={here}", "model.teacher.builder.budget=5"],
-         "no key 'model.teacher.builder.budget' (model.teacher.builder takes folder)"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_settings_of_answers_from_elsewhere(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    items = [word.format(here=tmp_path) for word in words]
-    assert main("train", ["recipe=photos", *items]) == 2
-    assert capsys.readouterr().err == f"kd-train: {message}\n"

@@ -1,6 +1,5 @@
 """Packages and GPUs that settings need are missed before torch is imported, in one line."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from kd.errors import UserError
 from kd.run import needs
 from kd.run.needs import check_needs
 from kd.run.request import translate
-from tests._helpers import ROOT
 
 WRONG = [
     (["trainer.logger=WandbLogger"], "trainer.logger: WandbLogger needs the package wandb: "),
@@ -42,29 +40,6 @@ def test_what_is_missing_is_named(
         assert f"{Path(sys.executable).name} -m pip install" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["recipe=distill"], "model.teacher.checkpoint: must be given, or "),
-        (["recipe=distill"], "no teacher yet: recipe=photos fine-tunes one first"),
-        (["recipe=finetune"], "model.student.arch: which model? "),
-    ],
-)
-def test_a_model_that_nobody_has_named_is_missed_before_torch(
-    words: list[str], message: str
-) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; from kd.cli import train_main;"
-        f"sys.exit(train_main({words!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stdout == ""
-
-
 def test_an_overlay_for_gpus_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "GPU_FILES", ("nothing-of-this-name",))
     monkeypatch.setattr(needs, "recognise_launcher", lambda: None)
@@ -74,18 +49,3 @@ def test_an_overlay_for_gpus_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "trainer.accelerator: needs GPUs (trainer.devices=8, trainer.num_nodes=4" in str(
         raised.value
     )
-
-
-def test_it_is_said_before_torch_is_imported_and_pictures_are_drawn(tmp_path: Path) -> None:
-    code = (
-        "import sys; from kd.cli import train_main\n"
-        "print(train_main(['recipe=foodtag_vit', 'config=smddp_4x8']))\n"
-        "print([m for m in ('torch', 'timm', 'pytorch_lightning') if m in sys.modules])"
-    )
-    environment = {"PYTHONPATH": str(ROOT), "KD_CACHE": str(tmp_path), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines() == ["2", "[]"], done.stderr
-    assert done.stderr.startswith("kd-train: trainer.strategy: needs")
-    assert not [*tmp_path.iterdir()]

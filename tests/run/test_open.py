@@ -12,7 +12,6 @@ import yaml
 from kd.cli import main
 from kd.data.datamodule import DistillationDataModule as DataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
-from kd.errors import UserError
 from kd.models import TeacherSpec
 from kd.run.build import data_of, task_of, teacher_specs
 from kd.run.open import open_run
@@ -121,27 +120,6 @@ def test_teachers_and_task(config: Path) -> None:
         "b": 2.0,
     }
     assert type(task_of(over(config), Trust())).__name__ == "Classification"
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ("data.img_size=abc", "data.img_size: must be "),
-        ("data.batch_size=0", "data.batch_size: must be "),
-        ("data.check=foo", "data.check: must be "),
-        (
-            "data.source=Nope",
-            "data.source: no class or folder 'Nope' (ours: Food101, FoodTagCalories, FoodTagMini, HuggingFace, ",
-        ),
-        ("data.source.rot=DIR", "no key 'data.source.rot'"),
-        ("model.teacher.cache=foo", "model.teacher.cache: must be "),
-    ],
-)
-def test_a_wrong_value_names_its_key(config: Path, item: str, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        found = over(config, item)
-        data_of(found, Trust()), teacher_specs(found, Trust())
-    assert str(error.value).startswith(message)
 
 
 def test_another_split_is_held_out_by_another_seed(tmp_path: Path, config: Path) -> None:

@@ -62,23 +62,6 @@ def test_an_option_has_a_type(kind: object, text: str, expected: object) -> None
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"confidence": "0.9"}, "confidence: has no effect without margin=POINTS or cascade=true"),
-        ({"disputed": "true", "margin": "1"}, "disputed: can't be given together with margin="),
-        ({"margin": "1", "groups": "x"}, "groups: must have brackets"),
-        (
-            {"cascade": "true", "accuracy": "0.8", "margin": "1"},
-            "margin: has no effect on accuracy",
-        ),
-    ],
-)
-def test_options_that_contradict_each_other(given: dict[str, str], problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        options_of(EvalOptions, given)
-
-
 def test_the_help_names_each_option_once_with_its_default() -> None:
     for name in commands():
         module = importlib.import_module(f"kd.commands.{name}")

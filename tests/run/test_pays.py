@@ -24,8 +24,9 @@ from kd.ship.export.student import load_student, untrained_student
 from kd.storage.of_weights import write_of_weights
 from kd.storage.weights_files import read_metadata
 from kd.tasks.features import half_of_each_class, ridge_outcomes
-from tests._helpers import ARCH, TINY, other_weights, save_teacher, write_recipe
+from tests._helpers import ARCH, TINY, Command, other_weights, save_teacher, write_recipe
 from tests._hub import hub_with
+from tests._runs import student_of
 
 CNN = "resnet10t"
 TAGGED = "resnet10t.c3_in1k"
@@ -119,12 +120,9 @@ def with_weights(run: Path, change: Callable[[Tensor], Tensor]) -> Path:
     return file
 
 
-def test_starts_differ_by_their_weights_alone(
-    run: Path, pale: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_starts_differ_by_their_weights_alone(run: Path, pale: Path, printed: Command) -> None:
     """The distilled start as plain timm computes it; the answer in the terminal, in a file, and on the page."""
-    assert main("eval", [str(run), f"pays={pale}"]) == 0
-    out = capsys.readouterr().out
+    out = printed("eval", [str(run), f"pays={pale}"])
     probe = measured(run)
     assert ", ".join(LEVELS) in probe["how"]
     assert "48 labelled pictures of 4 classes, judged by 48 others" in probe["how"]
@@ -173,7 +171,7 @@ def test_pretrained_weights_come_from_the_hub(
     run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``pretrained=true``: timm's weights of the student's architecture, by the real client; here the student's own."""
-    state = load_file(run / "student.safetensors")
+    state = student_of(run)
     weights = timm.create_model(TAGGED, num_classes=1000).state_dict()
     weights.update(state)  # all but the classifier, which the student lacks
     with hub_with(TAGGED, weights, tmp_path / "hub", monkeypatch):
@@ -183,21 +181,19 @@ def test_pretrained_weights_come_from_the_hub(
 
 
 def test_useless_weights_do_not_pay(
-    run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, pictures: Path, tmp_path: Path, printed: Command
 ) -> None:
     """Colours tell these classes apart, also through random layers; a student of zeros sees nothing."""
     good = shutil.copy(run / "student.safetensors", tmp_path / "good.safetensors")
     zeros = with_weights(run, torch.zeros_like)
-    assert main("eval", [str(run), f"pays={pictures}", f"pretrained={good}"]) == 0
-    out = capsys.readouterr().out
-    assert measured(run)["starts"]["distilled"] == [0.25] * 3
+    out = printed("eval", [str(run), f"pays={pictures}", f"pretrained={good}", "seeds=2"])
+    assert measured(run)["starts"]["distilled"] == [0.25] * 2
     assert "it does not pay: -" in out
     assert "points" in out
     shutil.copy(zeros, tmp_path / "zeros.safetensors")
     shutil.copy(good, run / "student.safetensors")
-    items = [f"pays={pictures}", f"pretrained={tmp_path / 'zeros.safetensors'}"]
-    assert main("eval", [str(run), *items]) == 0
-    assert "it pays: +" in capsys.readouterr().out
+    items = [f"pays={pictures}", f"pretrained={tmp_path / 'zeros.safetensors'}", "seeds=2"]
+    assert "it pays: +" in printed("eval", [str(run), *items])
 
 
 def test_random_starts_are_new_each_time_and_the_same_again(run: Path) -> None:
@@ -227,12 +223,12 @@ def test_norms_of_random_starts_know_the_pictures(
         return seen[-1]
 
     monkeypatch.setattr("kd.run.pays.untrained_student_in", noted)
-    assert main("eval", [str(run), f"pays={pictures}", "data.batch_size=8"]) == 0
+    assert main("eval", [str(run), f"pays={pictures}", "seeds=2", "data.batch_size=8"]) == 0
     norm = seen[0].get_submodule("layer1.0.bn1")
     assert norm.running_mean.abs().max() > 0.01
     assert not seen[0].training
     student = load_student(run / "student.safetensors")[0]
-    kept = load_file(run / "student.safetensors")
+    kept = student_of(run)
     assert torch.equal(student.state_dict()["layer1.0.bn1.running_mean"], kept["layer1.0.bn1.running_mean"])  # fmt: skip
 
 
@@ -246,73 +242,24 @@ def test_a_run_starts_with_the_weights_that_it_began_with(run: Path, pictures: P
     student = text.index("student:", text.index("model:"))
     place = text.index("checkpoint: null", student)
     config.write_text(f"{text[:place]}checkpoint: {began}{text[place + len('checkpoint: null') :]}")
-    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    assert main("eval", [str(run), f"pays={pictures}", "seeds=2"]) == 0
     assert list(measured(run)["starts"]) == ["random", "pretrained", "distilled"]
 
 
 def test_a_classifier_is_probed_below_its_head(with_test: Path, pictures: Path) -> None:
     """A run of labels and logits: the classifier's input counts."""
-    assert main("eval", [str(with_test), f"pays={pictures}"]) == 0
+    assert main("eval", [str(with_test), f"pays={pictures}", "seeds=2"]) == 0
     assert "(prelogits)" in measured(with_test)["how"]
 
 
 def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) -> None:
-    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    assert main("eval", [str(run), f"pays={pictures}", "seeds=2"]) == 0
     assert measured(run)["notes"] == []  # a folder that is called val names validation pictures
     turned = run.parent / "turned"
     for split, other in (("train", "val"), ("val", "train")):
         shutil.copytree(pictures / split, turned / other, copy_function=lambda a, b: Path(b).symlink_to(a))  # fmt: skip
-    assert main("eval", [str(run), f"pays={turned}"]) == 0
+    assert main("eval", [str(run), f"pays={turned}", "seeds=2"]) == 0
     assert measured(run)["notes"] == ["43 of the 48 were distilled on, without their labels"]
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        (["pays=/nowhere"], "pays: "),
-        (["pays=true"], "pays: must be a folder of pictures with classes"),
-        (["pays="], "pays: must not be empty"),
-        (["pays=PICTURES", "seeds=1"], "seeds: must be >= 2 and <= 20, got 1"),
-        (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: /nowhere.pth not found"),
-        (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),
-        (["pays=PICTURES", "margin=1"], "pays: can't be given together with margin="),
-        (["pays=PICTURES", "split=val"], "pays: can't be given together with split="),
-        (["pays=PICTURES", "arch=resnet18"], "arch: can't be given together with pays="),
-        (["pays=PICTURES", "out=x.csv"], "out: must be FILE.json in a folder"),
-        (["pretrained=true"], "pretrained: has no effect without pays=DIR"),
-        (["seeds=4"], "seeds: has no effect without pays=DIR"),
-    ],
-)
-def test_a_wrong_key_is_one_line(
-    run: Path, pictures: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    words = [item.replace("PICTURES", str(pictures)) for item in items]
-    assert main("eval", [str(run), *words]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"kd-eval: {text.replace('PICTURES', str(pictures))}"), err
-    assert len(err.strip().splitlines()) == 1
-    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
-
-
-def test_weights_of_another_model_are_refused(
-    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = run.parent / "other.pth"
-    torch.save(timm.create_model("resnet18", num_classes=0).state_dict(), other)
-    assert main("eval", [str(run), f"pays={pictures}", f"pretrained={other}"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"kd-eval: pretrained: {other} does not fit")
-    assert not (run / "tables" / "pays.json").exists()
-    assert main("eval", [str(run), str(run), f"pays={pictures}"]) == 2
-    assert "pays: takes one run, got 2" in capsys.readouterr().err
-
-
-def test_a_folder_of_classes_alone_is_refused_by_its_key(
-    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("eval", [str(run), f"pays={pictures / 'train'}"]) == 2
-    assert capsys.readouterr().err.startswith("kd-eval: pays: ")
 
 
 def offered(run: Path) -> bool:
@@ -345,13 +292,14 @@ def test_figures_of_an_earlier_student_are_not_shown(run: Path, pictures: Path) 
 
 
 def test_one_picture_judges_nothing(
-    run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, pictures: Path, tmp_path: Path, refusal: Command
 ) -> None:
     shutil.copytree(pictures / "train", tmp_path / "few" / "train")
     (tmp_path / "few/val/apple").mkdir(parents=True)
     shutil.copy(pictures / "val/apple/00.jpg", tmp_path / "few/val/apple")
-    assert main("eval", [str(run), f"pays={tmp_path / 'few'}"]) == 2
-    assert "pays: needs two pictures or more to judge by" in capsys.readouterr().err
+    assert "pays: needs two pictures or more to judge by" in refusal(
+        "eval", [str(run), f"pays={tmp_path / 'few'}"]
+    )
 
 
 def test_halves_are_of_each_class_and_by_the_seed() -> None:

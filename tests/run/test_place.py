@@ -170,22 +170,6 @@ def test_what_is_refused(change: dict, message: str, runs: Runs, tmp_path: Path)
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("checkpoints/best.ckpt", "resume: best.ckpt holds weights alone; resume="),
-        ("checkpoints/none.ckpt", r"resume: \S+none.ckpt not found"),
-        ("", "resume: "),
-    ],
-)
-def test_what_is_no_checkpoint_to_resume_from(name: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "best.ckpt").touch()
-    with pytest.raises(UserError) as error:
-        Resumed.named(str(tmp_path / name))
-    assert re.match(message, str(error.value))
-
-
 def test_a_resumed_run_brings_its_settings(runs: Runs) -> None:
     (runs.folder / "config.yaml").write_text("---\nrecipe: tiny\n...\n")
     alone, with_recipe = Request(resume=str(runs.folder)), Request("mine", resume=str(runs.folder))

@@ -80,35 +80,6 @@ def test_resolved_settings_change() -> None:
     assert change(changed, [{"model.student.kwargs.depth": 3}]) == config
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        ({"optim.lrr": 1}, "no key 'optim.lrr'; did you mean 'optim.lr'?"),
-        ({"optim.lr.x": 1}, "no key 'optim.lr.x': optim.lr has no keys of its own, it is a number"),
-        ({"data.seed": 1}, "no key 'data.seed'"),
-        ({"optim.lr": -1}, "optim.lr: must be >= 0, got -1"),
-        ({"data.source": ["ImageFolder"]}, "data.source: no class"),
-        ({"data.source": 3}, "data.source: no class or folder '3'"),
-        (
-            {"trainer.callbacks": [{"init_args": {"a": 1}}]},
-            "needs? settings|takes no settings without",
-        ),
-        ({"model.taps": {"at": {"student": "norm"}}}, "model.taps.at: needs teacher"),
-        ({"students": {"a": {}}}, "no key 'students': a run trains one student"),
-        ({"data.source.init_args": 5}, "data.source.init_args: must be settings"),
-        (
-            {"model": {"task": {"class_path": "MultiLabel", "init_args": [1]}}},
-            "model.task.init_args: must be settings",
-        ),
-    ],
-)
-def test_mistakes_name_their_key(layer: dict, message: str) -> None:
-    with pytest.raises(
-        UserError, match=message.replace("?", r"\?") if "|" not in message else message
-    ):
-        resolve([layer])
-
-
 def test_what_other_programs_mean_is_said() -> None:
     for key, given, meant in [
         ("optim", "SGD", "optim.name=sgd"),

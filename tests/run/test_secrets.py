@@ -9,18 +9,18 @@ from kd.cli import card_main, report_main, train_main
 from kd.report.records import read_run
 from kd.storage.shown import masked, without_secrets
 from kd.storage.writing import write_text
+from tests._helpers import Command
 
 HOOK = "http://127.0.0.1:9/services/T00/a-secret"
 PASSWORD = "so-secret"
 
 
 def test_secrets_are_shown_nowhere(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], printed: Command
 ) -> None:
     words = [f"recipe={recipe}", f"monitor.webhook={HOOK}", "trainer.logger=CSVLogger"]
     words += [f"monitor.otlp=http://me:{PASSWORD}@127.0.0.1:9", "trainer.max_epochs=1"]
-    assert train_main([*words, "--print_config"]) == 0
-    printed = capsys.readouterr().out
+    printed = printed("train", [*words, "--print_config"])
     assert "webhook: '...'" in printed or "webhook: ..." in printed
     assert "otlp: http://...@127.0.0.1:9" in printed
     assert train_main([word for word in words if "otlp" not in word]) == 0

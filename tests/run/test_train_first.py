@@ -17,8 +17,8 @@ from kd.errors import UserError
 from kd.run import train_first
 from kd.run.train_first import trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
-from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
-from tests._runs import assert_good
+from tests._helpers import ARCH, ROOT, TINY, Command, run_cli, tiny_vit, write_recipe
+from tests._runs import assert_good, summary_of
 
 
 @pytest.fixture()
@@ -108,7 +108,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
         "own-" not in text.partition("the teacher is ready")[0].rpartition("│")[2]
     )  # no folder that is moved
     assert rows(student) == [str(step) for step in range(5 * 6)]
-    summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    summary = summary_of(student.parent / "runs" / "tiny" / "000")
     assert summary["status"] == "done"
 
 
@@ -181,20 +181,20 @@ def test_a_trial_run_trains_a_trial_teacher(
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture()
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines of the teachers that would be trained first; there is no internet."""
+    found: list[list[str]] = []
+    trained = "kd.run.train_first.trained_teacher"
+    monkeypatch.setattr(trained, lambda items, *_: found.append(items) or Path("none"))
+    monkeypatch.setattr("kd.run.train_first.check_downloadable", lambda *_: None)
+    return found
+
+
 def test_photos_of_few_pictures_has_steps_enough(
-    tmp_path: Path,
-    pictures: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, pictures: Path, asked: list[list[str]]
 ) -> None:
     """48 pictures are fewer than the recipe's batch: a typed one is the teacher's too; its own run makes others smaller."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(
-        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
-    )
-    monkeypatch.setattr(
-        "kd.run.train_first.check_downloadable", lambda *_: None
-    )  # there is no internet
     for typed in ([], ["data.batch_size=12"]):
         assert (
             train_main(
@@ -207,16 +207,9 @@ def test_photos_of_few_pictures_has_steps_enough(
 
 
 def test_a_teacher_that_is_trained_first_learns_the_runs_task(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pictures: Path, asked: list[list[str]]
 ) -> None:
     """A recipe's own task stays where the run has the same."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(
-        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
-    )
-    monkeypatch.setattr(
-        "kd.run.train_first.check_downloadable", lambda *_: None
-    )  # there is no internet
     rows = ["path,label"]
     for picture in sorted(pictures.rglob("train/*/*.jpg")):
         rows.append(f"{picture},{picture.parent.name};seen")
@@ -317,29 +310,21 @@ FEW = [
 ]
 
 
-def test_foodtags_teacher_ships_with_its_recipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, printed: Command) -> None:
     file = ROOT / "recipes" / "foodtag_teacher.safetensors"
     made, line = file.with_suffix(".sha256").read_text().splitlines()
     assert made.startswith("# kd-train recipe=foodtag_teacher (")
     assert line.split() == [hashlib.sha256(file.read_bytes()).hexdigest(), file.name]
     assert file.stat().st_size < 1.7e6
-    assert train_main([*FEW, f"runs_dir={tmp_path}"]) == 0
-    assert (
-        f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)"
-        in capsys.readouterr().out
+    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in printed(
+        "train", [*FEW, f"runs_dir={tmp_path}"]
     )
     resolved = yaml.safe_load((tmp_path / "foodtag_vit" / "000" / "config.yaml").read_text())
     assert resolved["model"]["teacher"]["checkpoint"] == str(file)
 
 
-def test_another_teacher_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_teacher_is_trained(tmp_path: Path, asked: list[list[str]]) -> None:
     """Where it is asked for, or where the one that ships is of another architecture."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(
-        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
-    )
     for item in ("model.teacher.checkpoint=train", "model.teacher.kwargs.depth=3"):
         assert train_main([*FEW, f"runs_dir={tmp_path}", item]) == 2  # no such file
     assert [items[0] for items in asked] == ["recipe=foodtag_teacher"] * 2
@@ -354,6 +339,6 @@ def test_a_teacher_trained_anew_is_as_good_as_the_one_that_ships(tmp_path: Path)
     shipped = float(re.search(r"val acc1 ([\d.]+)%", made)[1]) / 100
     done = run_cli("recipe=foodtag_teacher", f"runs_dir={tmp_path}", timeout=3600)
     assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "foodtag_teacher" / "000" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "foodtag_teacher" / "000")
     error = (shipped * (1 - shipped) / summary["data"]["val"]) ** 0.5
     assert abs(summary["student"]["best_val"]["acc1"] - shipped) < 2 * error

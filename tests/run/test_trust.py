@@ -7,9 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 
-from kd.cli import main
 from kd.errors import UserError
 from kd.run.build import student_in
 from kd.run.gate import vouched
@@ -49,32 +47,6 @@ def test_what_is_imported_is_in_no_file_from_elsewhere(tmp_path: Path) -> None:
         translate([f"recipe={recipe}"]).resolved()
     config = translate([f"recipe={recipe}", "--trust"]).resolved()
     assert config["trainer"]["strategy"]["init_args"]["module"] == "antigravity"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("resume", "runs/tiny/000", "resume: a file from elsewhere resumes no run"),
-        (
-            "monitor.webhook",
-            "http://evil.example/x",
-            "monitor.webhook: a file from elsewhere names",
-        ),
-    ],
-)
-def test_a_file_from_elsewhere_resumes_no_run_and_names_no_machine(
-    key: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run would be trained on with a stranger's settings. Of a search each choice is a word of a command line."""
-    recipe, search = tmp_path / "theirs.yaml", tmp_path / "search.yaml"
-    recipe.write_text(yaml.safe_dump({key: value}))
-    search.write_text(yaml.safe_dump({"search": {key: [value]}}))
-    for command, *words in (
-        ("train", f"recipe={recipe}"),
-        ("tune", "recipe=finetune", f"tune={search}"),
-    ):
-        assert main(command, words) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_a_trusted_module_stands_for_its_own_classes_alone(
@@ -155,11 +127,8 @@ def test_what_builds_takes_a_trust_and_only_the_gate_makes_one() -> None:
     }
 
 
-def test_a_strangers_cache_of_answers_has_no_folder_of_his(tmp_path: Path) -> None:
+def test_a_strangers_cache_of_answers_has_the_folder_that_is_typed(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: {teacher: {cache: 'on', cache_dir: /srv/x}}\n")
-    with pytest.raises(UserError, match="model.teacher.cache_dir: a file from elsewhere names no"):
-        translate([f"recipe={recipe}"]).resolved()
     given = [f"recipe={recipe}", "model.teacher.cache_dir=/srv/y"]
     recipe.write_text("model: {teacher: {cache: 'on'}}\n")
     assert translate(given).resolved()["model"]["teacher"]["cache_dir"] == "/srv/y"
