@@ -22,6 +22,7 @@ from kd.models import TapSpec, TeacherSpec, preprocess_for
 from kd.teachers import Answer, OwnTeacher, Teacher, build_teacher
 from kd.teachers.answer import Wanted
 from tests._files import read_json
+from tests._forks import start, status_of
 from tests._helpers import CLASSES, ROOT, draw_folder, refuses, tiny_vit, write_recipe
 from tests._runs import run as trained
 from tests._runs import summary_of
@@ -113,29 +114,28 @@ PAGE = (ROOT / "kd/teachers/README.md").read_text()
 
 
 @pytest.fixture()
-def page_run(pictures: Path, tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Runs the page's command in a folder of its own, with the page's class after a change of its text."""
+def page(pictures: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Writes the page's class, after a change of its text, beside a recipe; gives the words of the page's command."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
     (command,) = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     write_recipe(tmp_path / "mine.yaml", pictures, None, model__distill_losses=losses)
 
-    def run(before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+    def words(before: str = "", after: str = "") -> list[str]:
         assert before in code
         (tmp_path / "mine.py").write_text(code.replace(before, after) if before else code)
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "kd.cli", *shlex.split(command), "trainer.max_epochs=1"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        return [*shlex.split(command), "trainer.max_epochs=1"]
 
-    return run
+    return words
 
 
-def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
-    done = page_run()
+def test_the_class_of_the_page_teaches(page: Any, tmp_path: Path) -> None:
+    """By a program, which does not look for modules in the working directory by itself."""
+    program = [sys.executable, "-P", "-m", "kd.cli", *page()]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        program, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     summary = read_json(tmp_path / "runs/tiny/000/summary.json")
     assert summary["teacher"]["arch"] == "Colours"
@@ -154,12 +154,12 @@ def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_class_of_the_page_is_one_line(
-    before: str, after: str, message: str, page_run: Any
+    before: str, after: str, message: str, page: Any, tmp_path: Path
 ) -> None:
-    done = page_run(before, after)
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"kd-train: {message}"), done.stderr[-3000:]
+    log = tmp_path / "log"
+    assert status_of(start(page(before, after), log, os.chdir, tmp_path)) == 2
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith(f"kd-train: {message}"), log.read_text()[-3000:]
     assert "mine.py, line " in last or "answer(self, batch" in last
 
 
