@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from kd.cli import cache_main, pack_main, train_main
+from kd.cli import pack_main, train_main
 from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint, shards
@@ -24,8 +24,9 @@ from kd.data.sources.shards import PICTURE
 from kd.errors import UserError
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
-from tests._helpers import draw_folder
-from tests._runs import assert_same, losses, run, run_folders, student_of
+from tests._files import write_json
+from tests._helpers import Prints, Refusal, draw_folder, refuses
+from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 
 def packed(recipe: Path, out: Any, *items: str) -> list[str]:
@@ -80,9 +81,9 @@ def test_a_pack_over_an_older_one_that_stops_midway_is_unfinished(tmp_path: Path
     split = source.load("train")
     pack(split, source.classes, str(tmp_path / "pack"), "train", short_side=8)
     Path(split.name(40)).write_bytes(b"no picture")
-    with pytest.raises(UserError, match="can't be read"):
+    with refuses("can't be read"):
         pack(split, source.classes, str(tmp_path / "pack"), "train")
-    with pytest.raises(UserError, match="is not a finished pack: no train.json"):
+    with refuses("is not a finished pack: no train.json"):
         Shards(str(tmp_path / "pack")).load("train")
 
 
@@ -113,12 +114,11 @@ def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
     ids=["unfinished", "index", "truncated", "missing"],
 )
 def test_a_damaged_pack_is_named(
-    recipe: Path, tmp_path: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, damage: Any, message: str, refusal: Refusal
 ) -> None:
     source = packed(recipe, tmp_path / "pack")
     damage(tmp_path / "pack")
-    assert train_main([f"recipe={recipe}", *source]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal("train", [f"recipe={recipe}", *source])
 
 
 OUTSIDE = "../../outside.tar"
@@ -166,7 +166,7 @@ def test_an_index_that_lies_is_refused_before_anything_is_read(
     }
     if key in head:
         head[key] = value
-    (tmp_path / "pack" / "train.json").write_text(json.dumps(head))
+    write_json(tmp_path / "pack" / "train.json", head)
     with pytest.raises(UserError, match=re.escape(message)):
         Shards(f"{url}{tmp_path}/pack").load("train").read(0)
     assert not (tmp_path / "cache").exists()
@@ -189,30 +189,27 @@ def test_the_newest_shards_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_shard_of_noise_is_named_before_training(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     source = packed(recipe, tmp_path / "pack")
     shard = tmp_path / "pack" / "train-00000.tar"
     before = fingerprint(Shards(str(tmp_path / "pack")).load("train"))
     shard.write_bytes(os.urandom(shard.stat().st_size))
     assert fingerprint(Shards(str(tmp_path / "pack")).load("train")) != before
-    assert train_main([f"recipe={recipe}", *source]) == 2
-    error = capsys.readouterr().err
+    error = refusal("train", [f"recipe={recipe}", *source])
     assert "48 damaged pictures" in error
     assert "not a picture, or its header is damaged" in error
 
 
-def test_wrong_use_of_kd_pack(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, refusal: Refusal) -> None:
     for items, message in (
         (["short_side=big"], "short_side: must be a whole number, got 'big'"),
         (["data.source.root=/nowhere"], "data.source.root: folder /nowhere not found"),
     ):
-        assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'p'}", *items]) == 2
-        assert message in capsys.readouterr().err
-    assert pack_main([f"recipe={recipe}", "out=/proc/nothing"]) == 2
-    assert "out: /proc/nothing can't be written" in capsys.readouterr().err
+        assert message in refusal("pack", [f"recipe={recipe}", f"out={tmp_path / 'p'}", *items])
+    assert "out: /proc/nothing can't be written" in refusal(
+        "pack", [f"recipe={recipe}", "out=/proc/nothing"]
+    )
     assert pack_main([f"recipe={recipe}"]) == 2
     assert pack_main(["--help"]) == 0
 
@@ -222,7 +219,7 @@ def test_from_an_object_store(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = packed(recipe, f"{s3}/mini")
@@ -230,12 +227,10 @@ def test_from_an_object_store(
     assert losses(folder) == losses(remote)
     copies = tmp_path / "cache" / "fetched" / "s3" / "food" / "mini"
     assert sorted(p.name for p in copies.glob("*.tar")) == ["train-00000.tar", "val-00000.tar"]
-    assert (
-        train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"])
-        == 2
+    assert "is not a finished pack: no train.json" in refusal(
+        "train", [f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"]
     )
-    assert "is not a finished pack: no train.json" in capsys.readouterr().err
-    with pytest.raises(UserError, match="data.source.root: "):
+    with refuses("data.source.root: "):
         Shards("s3://no-such-bucket/x").load("train")
 
 
@@ -310,9 +305,7 @@ def test_a_store_that_stays_away_ends_in_a_line(
     split = Shards(f"{s3}/gone").load("train")
     files, path = file_system(f"{s3}/gone")
     files.rm(f"{path}/train-00000.tar")
-    with pytest.raises(
-        UserError, match=r"data\.source\.root: s3://food/gone/train-00000\.tar not found"
-    ):
+    with refuses(r"data\.source\.root: s3://food/gone/train-00000\.tar not found"):
         split.read(0)
     with pytest.raises(OSError, match="food can't be read, 6 times: no way"):
         tried(lambda: (_ for _ in ()).throw(RuntimeError("no way")), "food can't be read")
@@ -323,16 +316,15 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prints: Prints,
+    refusal: Refusal,
 ) -> None:
     """Written once; read from the store and from a copy on a disk, to the bit of the cache that they are of."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "one"))
     views = ["model.teacher.cache_views=2", "trainer.precision=32-true"]
     items = [*packed(recipe, f"{s3}/mini"), *views]
-    assert cache_main([f"recipe={recipe}", *items, f"out={s3}/mini"]) == 0
-    assert (
-        f"read them with model.teacher.cache=only model.teacher.cache_dir={s3}/mini"
-        in capsys.readouterr().out
+    assert f"read them with model.teacher.cache=only model.teacher.cache_dir={s3}/mini" in prints(
+        "cache", [f"recipe={recipe}", *items, f"out={s3}/mini"]
     )
     own = run(recipe, *items, "model.teacher.cache=on")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "other machine"))
@@ -346,11 +338,9 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     copied = run(recipe, *local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}")
     assert losses(own) == losses(streamed) == losses(copied)
     for folder in (streamed, copied):
-        found = json.loads((folder / "summary.json").read_text())["cache"]
+        found = summary_of(folder)["cache"]
         assert (found["answers_read"], found["answers_computed"]) == (96, 0)
-    capsys.readouterr()
-    assert cache_main(["--describe", f"{s3}/mini", f"recipe={recipe}", *items, *only]) == 0
-    said = capsys.readouterr().out
+    said = prints("cache", ["--describe", f"{s3}/mini", f"recipe={recipe}", *items, *only])
     assert ": 2 view(s), 100% filled" in said
     assert "model.teacher: logits: fits" in said
     for bad, message in (
@@ -361,15 +351,15 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
             "says what differs",
         ),
     ):
-        assert train_main([f"recipe={recipe}", *bad]) == 2
-        assert message in capsys.readouterr().err
-    assert cache_main([f"recipe={recipe}", *items, *only]) == 2
-    assert "is read-only; kd-cache out= writes there" in capsys.readouterr().err
+        assert message in refusal("train", [f"recipe={recipe}", *bad])
+    assert "is read-only; kd-cache out= writes there" in refusal(
+        "cache", [f"recipe={recipe}", *items, *only]
+    )
 
 
 def test_a_teachers_checkpoint_from_an_object_store(
     recipe: Path, teacher: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     files, path = file_system(f"{s3}/teacher.safetensors")
@@ -378,9 +368,6 @@ def test_a_teachers_checkpoint_from_an_object_store(
     assert losses(here) == losses(there)
     (kept,) = (tmp_path / "cache" / "fetched").rglob("*.safetensors")
     assert kept.read_bytes() == teacher.read_bytes()
-    assert (
-        train_main([f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]) == 2
-    )
-    assert (
-        f"model.teacher.checkpoint: {s3}/nothing.safetensors not found" in capsys.readouterr().err
+    assert f"model.teacher.checkpoint: {s3}/nothing.safetensors not found" in refusal(
+        "train", [f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]
     )

@@ -1,6 +1,5 @@
 """Folders and manifests by URL: what is read from an S3 server is what is read from a disk."""
 
-import json
 import os
 import shutil
 import sys
@@ -32,8 +31,8 @@ from kd.errors import UserError
 from kd.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
-from tests._helpers import draw_folder
-from tests._runs import assert_same, losses, run, run_folders, student_of
+from tests._helpers import Refusal, draw_folder, refuses
+from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +87,7 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     disk = run(recipe, *few, cached)
     assert losses(remote) == losses(again) == losses(disk)
     assert_same(student_of(remote), student_of(disk))
-    found = [
-        json.loads((folder / "summary.json").read_text())["cache"] for folder in (remote, again)
-    ]
+    found = [summary_of(folder)["cache"] for folder in (remote, again)]
     assert [cache["answers_computed"] for cache in found] == [32, 0]
     for place, root in (("a", url), ("b", pictures)):
         assert (
@@ -108,7 +105,7 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     files.pipe_file(path, data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])  # of the same size
     assert split_facts(ImageFolder(url).load("train")).content != before_
     changed = run(recipe, *by_url, cached)
-    assert json.loads((changed / "summary.json").read_text())["cache"]["answers_computed"] == 32
+    assert summary_of(changed)["cache"]["answers_computed"] == 32
 
 
 def draw_all(root: Path) -> None:
@@ -217,7 +214,7 @@ def test_a_disk_without_room_is_named_before_anything_is_fetched(
     url = put(draw_folder(tmp_path / "mini", train=2, val=1), f"{s3}/room")
     room = shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr("kd.storage.objects.shutil.disk_usage", lambda path: room)
-    with pytest.raises(UserError, match=r"^data.source.root: .* has room for 0 MB"):
+    with refuses(r"^data.source.root: .* has room for 0 MB"):
         ImageFolder(url).load("train")
     assert not [*(tmp_path / "machine").rglob("*.jpg")]
 
@@ -227,7 +224,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
     pictures = draw_folder(tmp_path / "mini", train=2, val=1)
     put(pictures / "train" / "apple", f"{s3}/one/train/apple")
@@ -283,16 +280,13 @@ def test_mistakes_by_url_are_told_in_a_line(
             "/fetched/s3/food/mini/train/apple/99.jpg (not a picture",
         ),
     ):
-        assert train_main([f"recipe={recipe}", *item.split(" ")]) == 2, item
-        assert message in capsys.readouterr().err, item
+        assert message in refusal("train", [f"recipe={recipe}", *item.split(" ")]), item
     assert not run_folders(recipe)
     for name, value in (("AWS_ACCESS_KEY_ID", None), ("AWS_EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     files.clear_instance_cache()
-    with pytest.raises(
-        UserError, match=f"data.unlabeled: {s3}/x can't be listed, 6 times: Unable to locate cred"
-    ):
+    with refuses(f"data.unlabeled: {s3}/x can't be listed, 6 times: Unable to locate cred"):
         unlabelled_folder(f"{s3}/x", print)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UserError, match="data.source.train: .* needs the extra stream"):
+    with refuses("data.source.train: .* needs the extra stream"):
         Manifest(f"{s3}/x.csv").load("train")

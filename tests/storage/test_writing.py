@@ -279,17 +279,20 @@ NAMED = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("key", NAMED)
 def test_what_a_command_line_names_is_a_regular_file(
-    key: str, no_text: Path, recipe: Path, refusal: Refusal
+    key: str, tmp_path: Path, recipe: Path, refusal: Refusal
 ) -> None:
+    """Whose readers refuse what else is none, as above."""
+    pipe = tmp_path / "x"
+    os.mkfifo(pipe)
     for ending in (".yaml", ".csv"):
-        no_text.with_name(f"x{ending}").symlink_to(no_text)
+        pipe.with_name(f"x{ending}").symlink_to(pipe)
     items = [
-        f"{key}={NAMED[key].format(x=no_text)}",
+        f"{key}={NAMED[key].format(x=pipe)}",
         *([] if key == "recipe" else [f"recipe={recipe}"]),
     ]
     lines = [line for line in refusal("train", items).splitlines() if line.startswith("kd-")]
     assert len(lines) == 1 and "KD_TRACEBACK" not in lines[0], lines
-    assert any(str(place) in lines[0] for place in (no_text, no_text.resolve())), lines
+    assert any(str(place) in lines[0] for place in (pipe, pipe.resolve())), lines
 
 
 def test_a_run_in_a_bucket_is_fetched_only_if_it_fits_the_disk(
