@@ -5,14 +5,12 @@ A random one would first distort those weights (Kumar et al., Fine-Tuning can Di
 it, else to the teacher's answers where losses over logits do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
 from kd.distill.inherit.ridge import fit_first_classifier
 from kd.distill.on_device import CPU, fitting_on
@@ -23,7 +21,6 @@ from kd.models.preprocess import evaluating
 from kd.models.taps import PRELOGITS, linear_classifier
 from kd.progress import bar_at_start
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL, Wanted
 
 Sample = Callable[[int, bool], SampledPictures]
 """Gives so many training pictures at most; only those with a class id, labels or numbers if the second argument is true."""
@@ -40,11 +37,7 @@ BATCH = 64
 
 @torch.no_grad()
 def fit_classifier(
-    student: Student,
-    teacher: RunTeacher | None,
-    pictures: Callable[[int], Tensor] | None,
-    labelled: Sample | None,
-    device: torch.device = CPU,
+    student: Student, teacher: RunTeacher | None, sample: Sample | None, device: torch.device = CPU
 ) -> str:
     """Sets a new linear classifier to a ridge regression on its features of training pictures.
 
@@ -54,10 +47,9 @@ def fit_classifier(
     Args:
         student: with pre-trained weights.
         teacher: the run's; None: there is none.
-        pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
-        labelled: gives labelled training pictures; None: there are none.
-        device: where the run trains; the fit to labels computes the features there if it is a GPU, else on the CPU, and
-            puts the student back where it was. The fit to answers runs where the models are.
+        sample: gives training pictures; None: there are none.
+        device: where the run trains; a fit to labels computes the features there if it is a GPU, else on the CPU, and
+            puts the student back where it was. A fit to answers runs where the models are.
 
     Returns:
         A message for the user; "" where the classifier was left as it is.
@@ -65,100 +57,69 @@ def fit_classifier(
     classifier = linear_classifier(student.model)
     if classifier is None or student.start == "inherited" or not has_new_classifier(student.model):
         return ""
-    objective = student.objective
+    task = student.task
     count = min(PER_CLASS * len(student.classes), MOST)
-    if objective.task_loss_weight:
-        if labelled is None:
+    source = None  # of the targets: a teacher, or None for the labels
+    if not student.objective.task_loss_weight:
+        is_taught = student.objective.trains_logits and student.data.scales is None
+        if not is_taught or student.start != "pre-trained":
             return ""
-        if not objective.task.one_class:  # a label, or a number, is not one picture's alone
-            count = max(count, LEAST)
-        chosen = labelled(count, True)
-        if len(chosen) < 2:
+        if teacher is None or teacher.stored:
             return ""
-        with fitting_on(device, student.model) as place:
-            features, targets = _of_labelled(student, chosen, place)
-        if features.ndim != 2:  # of maps each place has a label
-            return ""
-        first = objective.task.first_classifier(features, targets)
+        source = teacher
+        device = CPU
+    elif not task.one_class:  # a label, or a number, is not one picture's alone
+        count = max(count, LEAST)
+    if sample is None:
+        return ""
+    chosen = sample(count, source is None)
+    if len(chosen) < 2:
+        return ""
+    with fitting_on(device, student.model) as place:
+        features, targets = _features_and_targets(student, source, chosen, place)
+    if features.ndim != 2:  # of maps each place has a label
+        return ""
+    if source is not None:
+        fit_first_classifier(classifier, [features], targets, torch.zeros_like(classifier.weight))
+        fitted_to = f"of the teacher's answers on the features of {len(targets)} training pictures"
+    else:
+        first = task.first_classifier(features, targets)
         if first is None:
             return ""
         set_in_units(classifier, first.weight, first.bias)
         fitted_to = (
             f"on the features of {len(targets)} training pictures (leave-one-out {first.score})"
         )
-    else:
-        is_taught = objective.trains_logits and student.data.scales is None
-        if teacher is None or teacher.stored or pictures is None or not is_taught:
-            return ""
-        if student.start != "pre-trained":
-            return ""
-        features, answers = _of_answers(student, teacher, pictures(count))
-        if features.ndim != 2 or answers.ndim != 2:
-            return ""
-        fit_first_classifier(classifier, [features], answers, torch.zeros_like(classifier.weight))
-        fitted_to = f"of the teacher's answers on the features of {len(answers)} training pictures"
-    if student.average is not None:
-        student.average.set(student.model)
     return f"student: the new classifier starts as a ridge regression {fitted_to}"
 
 
-def _of_labelled(
-    student: Student, sample: SampledPictures, device: torch.device
+def _features_and_targets(
+    student: Student, teacher: RunTeacher | None, sample: SampledPictures, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``, on the CPU.
+    """The classifier's input for pictures, as its tap catches it, and what it is fitted to; both on the CPU.
 
     Args:
         student: on ``device``, to which pictures are brought batch by batch.
-        sample: the pictures with their labels.
+        teacher: whose logits it is fitted to; None: to the labels.
+        sample: the pictures, with their labels.
         device: of the student.
-    """
-    labels: list[Any] = []
 
-    def batches() -> Iterator[Tensor]:
-        """The pictures; their labels are kept."""
-        pairs = iter(sample)
-        while part := list(islice(pairs, BATCH)):
-            pictures, targets = zip(*part, strict=True)
-            labels.extend(targets)
-            yield torch.stack(pictures).to(device)
-
-    features = _features(student, batches(), len(sample))
-    with CPU:  # the fit's own context would make them on the GPU
-        return features, sample.stack(labels)
-
-
-def _of_answers(student: Student, teacher: RunTeacher, sample: Tensor) -> tuple[Tensor, Tensor]:
-    """The classifier's input for pictures, ``(N, D)``, and the teacher's logits ``(N, C)``, on the CPU.
-
-    Args:
-        student: with a linear classifier.
-        teacher: of the run.
-        sample: uint8 ``(N, 3, H, W)``, where the models are.
-    """
-    logits: list[Any] = []
-
-    def batches() -> Iterator[Tensor]:
-        """The pictures; the teacher's logits of them are kept."""
-        for part in sample.split(BATCH):
-            answer = teacher.answer(Batch(image=part), Wanted())
-            logits.append(answer.logits[ALL])
-            yield part
-
-    features = _features(student, batches(), len(sample))
-    return features, torch.cat(logits).cpu()
-
-
-def _features(student: Student, batches: Iterator[Tensor], total: int) -> Tensor:
-    """The input of the student's classifier for ``total`` pictures in batches, as its tap catches it: float32, on the
-    CPU.
+    Returns:
+        Float32 ``(N, D)``; and logits ``(N, C)``, or targets ``(N,)`` or ``(N, C)``.
     """
     student.taps.add(PRELOGITS)
     features = []
-    with bar_at_start(label="a first classifier", total=total) as shown:
-        for images in batches:
+    targets = []
+    pairs = iter(sample)
+    with bar_at_start(label="a first classifier", total=len(sample)) as shown:
+        while part := list(islice(pairs, BATCH)):
+            pictures, labels = zip(*part, strict=True)
+            images = torch.stack(pictures).to(device)
+            of_part = teacher(images) if teacher is not None else sample.stack(labels)
             with evaluating(student.model), student.taps as caught:
-                student.model(student.prepare(images))
+                student.model(student.inputs(images))
             features.append(caught[PRELOGITS].float().cpu())
+            targets.append(of_part.cpu())
             shown.update(len(images))
-    with CPU:
-        return torch.cat(features)
+    with CPU:  # the fit's own context would make new tensors on the GPU
+        return torch.cat(features), torch.cat(targets)

@@ -20,7 +20,7 @@ def give_first_weights(
     students: Sequence[Student],
     teacher: RunTeacher | None,
     pictures: Callable[[int], Tensor] | None,
-    labelled: Sample | None = None,
+    sample: Sample | None = None,
     device: torch.device = CPU,
 ) -> list[str]:
     """Gives students their first weights, while the teacher is whole and not yet placed.
@@ -35,9 +35,9 @@ def give_first_weights(
         teacher: the run's.
         pictures: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None where there
             are none.
-        labelled: likewise with labels, for a new classifier that is fitted to them; None: it is not.
-        device: where the run trains, and the fits run (that to the teacher's answers runs where the models are); each
-            model is put back where it was.
+        sample: gives training pictures with their labels, for the fit of a new classifier; None: it is not fitted.
+        device: where the run trains, and the fits run (that of a classifier to the teacher's answers runs where the models
+            are); each model is put back where it was.
 
     Returns:
         Each student's message for the user, or "" where nothing is unusual.
@@ -52,8 +52,10 @@ def give_first_weights(
     for student in students:
         message = student.begin(pictures)
         if not message:
-            message = fit_classifier(student, teacher, pictures, labelled, device)
+            message = fit_classifier(student, teacher, sample, device)
             student.classifier_is_fitted = bool(message)
+        if student.average is not None:
+            student.average.set(student.model)
         messages.append(message)
     return messages
 

@@ -77,8 +77,8 @@ def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
     """
     if teacher is None:
         return
-    theirs = set(_places(teacher.model).values())
-    shared = [name for name, place in _places(student).items() if place in theirs]
+    theirs = _names_by_memory(teacher.model)
+    shared = [name for place, name in _names_by_memory(student).items() if place in theirs]
     if shared:
         raise UserError(
             f"student: shares {len(shared)} of its parameters and buffers with the teacher ({shared[0]} is the first), "
@@ -86,13 +86,14 @@ def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
         )
 
 
-def _places(model: nn.Module) -> dict[str, int]:
-    """Where a model's parameters and buffers are in memory, by name; without those that have none yet."""
-    places = {}
+def _names_by_memory(model: nn.Module) -> dict[int, str]:
+    """The names of a model's parameters and buffers by where they are in memory; without those that have none yet."""
+    names = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not is_lazy(tensor) and tensor.numel() and tensor.data_ptr():
-            places[name] = tensor.data_ptr()
-    return places
+        if not is_lazy(tensor) and tensor.numel():
+            names[tensor.data_ptr()] = name
+    names.pop(0, None)
+    return names
 
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:

@@ -1,6 +1,6 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from kd.data.batch import Batch
 from kd.data.info import DataInfo
 from kd.distill.fitting import check_fit
 from kd.errors import UserError, among
-from kd.losses import DistillLoss, FeatureLoss, FeatureRegression, LogitLoss, SimKDLoss
+from kd.losses import DistillLoss, FeatureLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.ranks import without_gather
 from kd.models import TapSpec
@@ -18,11 +18,6 @@ from kd.models.taps import Taps
 from kd.tasks import Task
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
-
-Read = Callable[[list[str], str], list[Tensor]]
-"""Gives the student's features, one tensor for each path, by the layers' paths and the form of tokens (``patch``,
-``class``, ``all``): maps ``(N, C, H, W)``, tokens ``(N, L, D)`` or vectors ``(N, D)`` (:meth:`kd.models.taps.Taps.read`).
-"""
 
 
 class LayersOfLoss(NamedTuple):
@@ -34,8 +29,6 @@ class LayersOfLoss(NamedTuple):
     """The form in which they are read: ``patch``, ``class`` or ``all`` tokens; maps have none."""
     teacher: list[Layer]
     """The teacher's, each as (name of the teacher, path, form of tokens)."""
-    teacher_shapes: list[tuple[int, ...]]
-    """Of the teacher's layers, for two pictures."""
 
 
 class Objective(nn.Module):
@@ -78,20 +71,26 @@ class Objective(nn.Module):
                 raise UserError(
                     f"model.distill_losses.{name}: the name '{name}' is reserved; give another name"
                 )
+            if not losses[name].weight:
+                losses[name].requires_grad_(False)  # DDP would wait for its gradients
         self.losses = nn.ModuleDict(losses)
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.lacks_labels = True
         """Whether a batch may hold pictures without a label: then processes have unequal numbers of labels."""
-        self.reads_layers = any(isinstance(loss, FeatureLoss) for loss in losses.values())
-        """Whether a loss reads layers of the student."""
         self._taps = dict(taps or {})
         self._teacher_of = dict(teacher_of or {})
-        self._layers: dict[str, LayersOfLoss] = {}  # of each loss over features, once it is built
+        self.layers: dict[str, LayersOfLoss] = {}
+        """The layers that the active losses over features read, by the loss's name."""
+        self.wanted = Wanted({}, {})
+        """What the active losses read of the teacher: losses over logits by teacher, and the layers of its models with
+        their shapes for two pictures. False as a condition where they read nothing.
+        """
 
     # -- building ----------------------------------------------------------------------------------------------------
     def bind(self, data: DataInfo, teacher: RunTeacher | None, taps: Taps) -> None:
-        """Passes the data's facts to task and losses, builds losses over features, refuses what is not defined.
+        """Passes the data's facts to task and losses, builds losses over features, refuses what is not defined. A loss of
+        weight 0 is not built.
 
         Called once, by the student that is built around it.
 
@@ -103,6 +102,7 @@ class Objective(nn.Module):
         Raises:
             UserError: losses, models and data that do not fit each other.
         """
+        self.taps = taps
         losses: Any = dict(self.losses)
         check_fit(self.task, losses, self._teacher_of, data, teacher)
         self.lacks_labels = data.lacks_labels
@@ -110,29 +110,41 @@ class Objective(nn.Module):
         self.task.weigh(data.classes, data.counts)
         if data.scales is not None:
             self.task.scale(*zip(*data.scales, strict=True))
-        for name, loss in losses.items():
+        for name, loss in self.active.items():
             try:
                 loss.bind(len(data.classes), data.train, data.ignore_index)
             except ValueError as error:
                 raise UserError(f"model.distill_losses.{name}: {error}") from error
 
-        over_features = {k: loss for k, loss in losses.items() if isinstance(loss, FeatureLoss)}
+        over_features = [name for name, loss in losses.items() if isinstance(loss, FeatureLoss)]
         for name in self._taps:
             if name not in over_features:
                 raise UserError(
                     f"model.taps.{name}: feature loss '{name}' not found{among(over_features)}"
                 )
-        if teacher is not None:
-            teacher.expect(self.task)  # which decides whether its outputs may be probabilities
-            for name, loss in over_features.items():
-                self._build(name, loss, teacher, taps)
-        elif losses:
-            raise UserError(
-                f"model.teacher: {', '.join(losses)} read its answers, but no teacher is given"
-            )
+        if teacher is None:
+            if losses:
+                raise UserError(
+                    f"model.teacher: {', '.join(losses)} read its answers, but no teacher is given"
+                )
+            return
+        teacher.expect(self.task)  # which decides whether its outputs may be probabilities
+        logits: dict[str, list[LogitLoss]] = {}
+        shapes: dict[Layer, tuple[int, ...]] = {}
+        for name, loss in self.active.items():
+            if isinstance(loss, FeatureLoss):
+                shapes |= self._build(name, loss, teacher)
+            elif isinstance(loss, LogitLoss):
+                logits.setdefault(self._teacher_of.get(name, ALL), []).append(loss)
+        self.wanted = Wanted(logits, shapes)
 
-    def _build(self, name: str, loss: FeatureLoss, teacher: RunTeacher, taps: Taps) -> None:
-        """Finds a loss's layers in both models, and builds it for the shapes that these give.
+    def _build(
+        self, name: str, loss: FeatureLoss, teacher: RunTeacher
+    ) -> dict[Layer, tuple[int, ...]]:
+        """Finds a loss's layers in both models, and builds the loss for their shapes.
+
+        Returns:
+            The shapes of the teacher's layers, for two pictures.
 
         Raises:
             UserError: no layers, or layers that do not exist or that the loss can't compare, or several teachers of which it
@@ -156,16 +168,23 @@ class Objective(nn.Module):
                 f"{source.key}: {source.arch} {source.closed}; {name} reads layers: "
                 "'model.distill_losses={kd: KDLoss}' model.taps={} learns from its answers alone"
             )
-        of_student = taps.paths_and_shapes(spec.student, spec.tokens, f"{key}.student")
-        of_teacher = source.taps.paths_and_shapes(spec.teacher, spec.tokens, f"{key}.teacher")
-        paths, shapes = of_student
-        teacher_paths, teacher_shapes = of_teacher
+        paths, shapes = self.taps.paths_and_shapes(spec.student, spec.tokens, f"{key}.student")
+        teacher_paths, teacher_shapes = source.taps.paths_and_shapes(
+            spec.teacher, spec.tokens, f"{key}.teacher"
+        )
         layers: list[Layer] = [(member, path, spec.tokens) for path in teacher_paths]
-        self._layers[name] = LayersOfLoss(paths, spec.tokens, layers, teacher_shapes)
+        self.layers[name] = LayersOfLoss(paths, spec.tokens, layers)
         try:
             loss.build_layers(shapes, teacher_shapes)
         except ValueError as error:
             raise UserError(f"{key}: {error}") from error
+        if isinstance(loss, SimKDLoss):
+            weight, bias = source.classifier()
+            loss.classifier = (
+                weight.detach().clone(),
+                bias.detach().clone(),
+            )  # as loaded, in float32
+        return dict(zip(layers, teacher_shapes, strict=True))
 
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
@@ -174,40 +193,15 @@ class Objective(nn.Module):
         return {name: loss for name, loss in self.losses.items() if loss.weight}  # type: ignore[misc]
 
     @property
-    def layers(self) -> dict[str, LayersOfLoss]:
-        """The layers that the active losses over features read, by the loss's name."""
-        return {name: layers for name, layers in self._layers.items() if self.losses[name].weight}
-
-    @property
-    def wanted(self) -> Wanted:
-        """What the active losses read of the teacher: losses over logits by teacher, and the layers of its models with their
-        shapes for two pictures. False as a condition where they read nothing.
-        """
-        losses: dict[str, list[LogitLoss]] = {}
-        shapes: dict[Layer, tuple[int, ...]] = {}
-        for name, loss in self.active.items():
-            if isinstance(loss, LogitLoss):
-                member = self._teacher_of.get(name, ALL)
-                losses.setdefault(member, []).append(loss)
-            else:
-                layers = self._layers[name]
-                shapes.update(zip(layers.teacher, layers.teacher_shapes, strict=True))
-        return Wanted(losses, shapes)
-
-    @property
     def trains_logits(self) -> bool:
         """Whether an active distillation loss reads the student's logits."""
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
     @property
-    def takeover(self) -> tuple[SimKDLoss, str] | None:
-        """SimKD: the active loss that puts a teacher's classifier in place of the student's, and that teacher's name; None
-        without such a loss.
-        """
-        for name, loss in self.active.items():
-            if isinstance(loss, SimKDLoss):
-                return loss, self._teacher_of.get(name, ALL)
-        return None
+    def takeover(self) -> SimKDLoss | None:
+        """SimKD: the active loss that puts a teacher's classifier in place of the student's; None without one."""
+        losses = self.active.values()
+        return next((loss for loss in losses if isinstance(loss, SimKDLoss)), None)
 
     @property
     def measurable(self) -> list[str]:
@@ -247,14 +241,19 @@ class Objective(nn.Module):
             self.task.check_targets(batch["target"], len(batch["image"]), training=True)
 
     def value(
-        self, name: str, logits: Tensor | None, features: Read, answer: Answer, batch: Batch
+        self,
+        name: str,
+        logits: Tensor | None,
+        caught: dict[str, Tensor],
+        answer: Answer,
+        batch: Batch,
     ) -> Tensor:
         """One distillation loss of a batch, unweighted: a scalar.
 
         Args:
             name: of the loss.
             logits: the student's, of maps at the target's size; None where no loss reads them.
-            features: gives the student's features.
+            caught: what the student's layers gave (:class:`kd.models.taps.Taps`).
             answer: the teacher's.
             batch: with ``target``, and ``index`` where the loss needs the pictures' numbers.
 
@@ -267,7 +266,7 @@ class Objective(nn.Module):
         if loss.needs_index:
             extra["index"] = batch.get("index")
         if isinstance(loss, FeatureLoss):
-            pair = self._features(name, features, answer)
+            pair = self.features(name, caught, answer)
             try:
                 return loss(*pair, target, **extra)
             except (ValueError, RuntimeError) as error:
@@ -288,55 +287,45 @@ class Objective(nn.Module):
             target = standardized(target)
         return loss(logits, teacher_logits, target, **extra)
 
-    def _features(
-        self, name: str, features: Read, answer: Answer
+    def features(
+        self, name: str, caught: dict[str, Tensor], answer: Answer
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What a loss over features compares: the student's and the teacher's features, one entry a layer."""
-        layers = self._layers[name]
-        teacher = [answer.features[layer] for layer in layers.teacher]
-        return features(layers.student, layers.tokens), teacher
+        """What a loss over features compares: the student's and the teacher's features, one entry a layer.
+
+        Each is a map ``(N, C, H, W)``, tokens ``(N, L, D)`` or a vector ``(N, D)``. Arguments as of :meth:`value`.
+        """
+        layers = self.layers[name]
+        student = self.taps.read(caught, layers.student, layers.tokens)
+        return student, [answer.features[layer] for layer in layers.teacher]
 
     def _named_error(
         self, name: str, pair: tuple[list[Tensor], list[Tensor]], error: Exception
     ) -> UserError:
         """What a user's loss over features raised for a ``pair`` of features, with the loss, its layers and their shapes."""
-        layers = self._layers[name]
-        paths = list(layers.student)
-        for _, path, _ in layers.teacher:
-            paths.append(path)
-        features = [*pair[0], *pair[1]]
-        read = []
-        for path, x in zip(paths, features, strict=True):
-            shape = tuple(x.shape)
-            read.append(f"{path} {shape}")
+        layers = self.layers[name]
+        paths = [*layers.student, *(path for _, path, _ in layers.teacher)]
+        shapes = [tuple(x.shape) for x in (*pair[0], *pair[1])]
+        read = [f"{path} {shape}" for path, shape in zip(paths, shapes, strict=True)]
         kind = type(self.losses[name]).__name__
         return UserError(
             f"model.distill_losses.{name}: {kind} over {', '.join(read)}, the student's layers first: {error}"
         )
 
-    def regressions(
-        self, features: Read, answer: Answer
-    ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
-        """Each layer that a loss regresses: the loss, the student's features there, and the teacher's, of one batch.
-
-        Before training, :mod:`kd.distill.settle` sets statistics and fits projections by them.
-
-        Args:
-            features: gives the student's.
-            answer: the teacher's to the same pictures.
-        """
-        for name, loss in self.active.items():
-            if isinstance(loss, FeatureRegression):
-                pair = self._features(name, features, answer)
-                yield from zip(loss.pairs, *pair, strict=True)
+    def weighted(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The sum of terms by name (``task`` for the task's own), each times its weight: a scalar."""
+        total = torch.zeros(())
+        for name, value in values.items():
+            weight: Any = self.task_loss_weight if name == "task" else self.losses[name].weight
+            total = total + weight * value
+        return total
 
     @torch.no_grad()
-    def held_out(self, features: Read, answer: Answer, count: int) -> dict[str, Tensor]:
+    def held_out(self, caught: dict[str, Tensor], answer: Answer, count: int) -> dict[str, Tensor]:
         """The losses over features of a validation batch, which validate a student without a classifier; each process by
         itself. They read no labels: the target is a stand-in.
 
         Args:
-            features: gives the student's.
+            caught: what the student's layers gave.
             answer: the teacher's features of the same pictures.
             count: of the pictures.
 
@@ -344,11 +333,7 @@ class Objective(nn.Module):
             Scalars: ``<name>_loss`` of :attr:`measurable`, unweighted, and ``feature_loss``, their weighted sum.
         """
         batch: Batch = {"target": torch.zeros(count)}
-        losses: dict[str, Tensor] = {}
-        total = torch.zeros(())
         with without_gather():
-            for name in self.measurable:
-                value = self.value(name, None, features, answer, batch)
-                losses[f"{name}_loss"] = value
-                total = total + self.active[name].weight * value
-        return {**losses, "feature_loss": total}
+            values = {x: self.value(x, None, caught, answer, batch) for x in self.measurable}
+        losses = {f"{name}_loss": value for name, value in values.items()}
+        return {**losses, "feature_loss": self.weighted(values)}

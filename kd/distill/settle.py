@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kd.clock import part_of_the_start
 from kd.data.batch import Batch
@@ -13,7 +13,6 @@ from kd.distill.inherit.ridge import fit_projection
 from kd.distill.student import Student
 from kd.losses import FeatureRegression
 from kd.losses.ranks import without_gather
-from kd.losses.targets import Standardizer
 from kd.models.preprocess import evaluating
 from kd.progress import bar_at_start
 from kd.teachers import RunTeacher
@@ -22,12 +21,7 @@ from kd.teachers.answer import Answer, Layer
 
 @part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
-def settle_losses(
-    student: Student,
-    teacher: RunTeacher,
-    sample: Callable[[int], Tensor],
-    broadcast: Callable[[Any], Any],
-) -> None:
+def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int], Tensor]) -> None:
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
     Called before the first step of a run that does not resume, when the student has its first weights and the teacher is
@@ -39,42 +33,39 @@ def settle_losses(
         student: of the run; where its losses need neither it is left alone.
         teacher: of the run.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
-        broadcast: gives every process the first one's object, called for each standardizer; in the first process alone it
-            returns its argument.
     """
     objective = student.objective
-    losses = nn.ModuleList(objective.active.values())
-    standardizers = [part for part in losses.modules() if isinstance(part, Standardizer)]
-    regresses = any(isinstance(loss, FeatureRegression) for loss in losses)
-    fits_projections = regresses and student.start == "inherited"
-    if not standardizers and not fits_projections:
+    fits_projections = student.start == "inherited"
+    regressions: dict[str, FeatureRegression] = {}
+    for name, loss in objective.active.items():
+        if isinstance(loss, FeatureRegression) and (fits_projections or loss.standardize != "none"):
+            regressions[name] = loss
+    if not regressions:
         return
     pictures = sample(student.sample_size)
-    tapped_batches: list[dict[str, Tensor]] = []
-    features: dict[Layer, list[Tensor]] = defaultdict(list)
+    student_parts: dict[str, list[Tensor]] = defaultdict(list)
+    teacher_parts: dict[Layer, list[Tensor]] = defaultdict(list)
     with bar_at_start(label="what the losses read", total=len(pictures)) as shown:
         for part in pictures.split(64):
-            if fits_projections or not tapped_batches:
-                with evaluating(student), student.taps as tapped:
-                    student.model(student.prepare(part))
-                tapped_batches.append(tapped)
+            if fits_projections or not student_parts:
+                with evaluating(student), student.taps as caught:
+                    student.model(student.inputs(part))
+                for path, output in caught.items():
+                    student_parts[path].append(output)
             answer = teacher.answer(Batch(image=part), objective.wanted)
-            for layer, of_layer in answer.features.items():
-                features[layer].append(of_layer)
+            for layer, features in answer.features.items():
+                teacher_parts[layer].append(features)
             shown.update(len(part))
 
-    def read(layers: list[str], form: str) -> list[Tensor]:
-        """As :data:`kd.distill.objective.Read`, of the whole sample."""
-        batches = [student.taps.read(tapped, layers, form) for tapped in tapped_batches]
-        by_layer = zip(*batches, strict=True)
-        return [torch.cat(of_layer) for of_layer in by_layer]
-
-    whole = Answer(features={layer: torch.cat(parts) for layer, parts in features.items()})
+    # each layer's parts go as they are joined
+    caught = {path: torch.cat(student_parts.pop(path)) for path in list(student_parts)}
+    joined = {layer: torch.cat(teacher_parts.pop(layer)) for layer in list(teacher_parts)}
+    whole = Answer(features=joined)
     with without_gather():
-        for loss, student_features, teacher_features in objective.regressions(read, whole):
-            inputs, targets = loss.settle(student_features, teacher_features)
-            if fits_projections:
-                fit_projection(loss.projection, inputs, targets)
-    # The first process's for all: another machine's eigenvectors may differ in sign.
-    for standardizer in standardizers:
-        standardizer.load_state_dict(broadcast(standardizer.state_dict()))
+        for name, loss in regressions.items():
+            of_student, of_teacher = objective.features(name, caught, whole)
+            layers: Any = zip(loss.pairs, of_student, of_teacher, strict=True)
+            for of_layer, student_features, teacher_features in layers:
+                inputs, targets = of_layer.settle(student_features, teacher_features)
+                if fits_projections:
+                    fit_projection(of_layer.projection, inputs, targets)

@@ -26,17 +26,14 @@ def by_share(
         target: of this batch, ``(N, ...)``.
         window: targets of all batches of the step on this process; None: this batch alone is read.
     """
+    batches = [target] if window is None else window
     counts = []
     of_window = []
     for name in values:
         source: Any = objective.task if name == "task" else objective.losses[name]
         counts.append(source.counted(target))
-        if window is not None:
-            in_each_batch = torch.stack([source.counted(other) for other in window])
-            of_window.append(in_each_batch.sum())
-    if window is None:
-        shares = share_of_the_step(torch.stack(counts))
-    else:
-        shares = share_of_the_step(torch.stack(counts), torch.stack(of_window), len(window))
+        in_each_batch = [source.counted(other) for other in batches]
+        of_window.append(torch.stack(in_each_batch).sum())
+    shares = share_of_the_step(torch.stack(counts), torch.stack(of_window), len(batches))
     pairs = zip(values.items(), shares, strict=True)
     return {name: value * share for (name, value), share in pairs}

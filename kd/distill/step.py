@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from kd.losses import (
 )
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
+from kd.models.preprocess import in_type_of
 from kd.optim import OptimSpec, as_optim
 from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
@@ -202,16 +202,15 @@ class Distillation(nn.Module):
         target = batch["target"]
 
         # The student, and what its layers give.
-        taps: Any = student.taps if objective.reads_layers else nullcontext({})
+        taps: Any = student.taps if objective.layers else nullcontext({})
         with annotate("student"):
-            pictures = student.prepare(batch["image"])
+            pictures = in_type_of(student.model, student.prepare(batch["image"]))
             casts: Any = nullcontext()
             # under autocast: all weights are cast at once, to the bits that it would give them one by one
             if torch.is_autocast_enabled(pictures.device.type):
                 casts = student.casts(pictures)
-            with casts, taps as tapped:
+            with casts, taps as caught:
                 output = student.model(pictures)
-        features = partial(student.taps.read, tapped)
         # DeiT: the class token's logits learn from labels, the distillation token's from the teacher
         if student.has_two_heads and isinstance(output, tuple):
             logits, taught_logits = output
@@ -221,25 +220,20 @@ class Distillation(nn.Module):
             logits = task.fit(logits, target)
             taught_logits = task.fit(taught_logits, target)
 
-        # Each term's value and weight, by name.
+        # Each term, by name.
         values: dict[str, Tensor] = {}
-        weights: dict[str, float] = {}
-        for name, loss in objective.active.items():
-            values[name] = objective.value(name, taught_logits, features, answer, batch)
-            weights[name] = loss.weight
+        for name in objective.active:
+            values[name] = objective.value(name, taught_logits, caught, answer, batch)
         if objective.task_loss_weight:
             values["task"] = task.loss(logits, target)
-            weights["task"] = objective.task_loss_weight
 
         # Their weighted sum; where labels may be missing, each term times its share of the optimizer step's targets.
-        total = logits.new_zeros((), dtype=torch.float32)
         summed = values
         window = batch.get("window")
         has_others = window is not None or (dist.is_available() and dist.is_initialized())
         if objective.lacks_labels and student.training and has_others:
             summed = by_share(objective, values, target, window)
-        for name, value in summed.items():
-            total = total + weights[name] * value
+        total = objective.weighted(summed)
         named = {f"{name}_loss": value.detach() for name, value in values.items()}
         named["loss"] = total.detach()
         return Terms(total, named)

@@ -1,9 +1,7 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
-import copy
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from timm.models import is_model_pretrained
@@ -18,14 +16,14 @@ from kd.distill.fitting import check_apart
 from kd.distill.inherit.families import last_norm
 from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.models import Prepare, Preprocess, StudentSpec, trial
+from kd.models import Prepare, StudentSpec, trial
 from kd.models.build import AUTO
 from kd.models.hub import is_downloadable
 from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import AsGiven, classes_of, features_of, logits_of
-from kd.models.preprocess import evaluating
-from kd.models.taps import TRIAL, Taps, linear_classifier
+from kd.models.preprocess import evaluating, in_type_of
+from kd.models.taps import TRIAL, Taps, linear_classifier, name_of
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Features, Task
 from kd.teachers import RunTeacher
@@ -104,7 +102,6 @@ class Student(nn.Module):
         if data.scales is not None:  # targets are numbers: the classifier answers in their units
             for each in self._models:
                 scale_output(each, data.scales, self._has_classifier_of_file)
-        self._follow_precision()
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
         self.taps = Taps(model, [], prepare, self._trial)
@@ -116,16 +113,14 @@ class Student(nn.Module):
         """DeiT: logit losses train the classifier of a distillation token."""
         if self.has_two_heads:
             model.set_distilled_training(True)  # type: ignore[operator]
-        self._lender: Any = None  # the teacher whose classifier SimKD takes over
-        if objective.takeover is not None and teacher is not None:
-            self._lender = teacher.members[objective.takeover[1]]
+        if objective.takeover is not None:
             self._check_takeover()
         if self.gives_features:
             self._measure_features()
 
     def _trial(self) -> object:
         """What the model gives for two black pictures of its input's size, in its present mode."""
-        return trial(self.model, self.prepare, TRIAL)
+        return trial(lambda x: self.model(in_type_of(self.model, x)), self.prepare, TRIAL)
 
     def train(self, mode: bool = True) -> "Student":
         """As of any module, but what is frozen computes as in evaluation: statistics of norms, dropout, drop path."""
@@ -156,10 +151,7 @@ class Student(nn.Module):
     @property
     def arch(self) -> str:
         """The model's name, for reports and files: timm's where it is one of timm's, else its class."""
-        if self.spec is not None:
-            return self.spec.arch
-        config = getattr(self.model, "pretrained_cfg", None) or {}
-        return config.get("architecture") or type(self.model).__name__
+        return self.spec.arch if self.spec is not None else name_of(self.model)
 
     @property
     def classifies(self) -> bool:
@@ -191,41 +183,30 @@ class Student(nn.Module):
         """How many training pictures its start, and the statistics of its losses, are computed from."""
         return (self.spec or StudentSpec).inherit_pictures
 
-    def without_gradient(self) -> list[str]:
-        """Names of the parameters that no loss reaches (``model.head.weight``, ``objective.losses.NAME.weight``): DDP, which
-        waits for every parameter's gradient, must leave them out.
+    def freeze_unreached(self) -> None:
+        """Freezes the parameters that no loss reaches, as DDP waits for the gradients of all others.
 
-        Those of losses whose weight is 0; and, where features alone are learnt, those that a trial's backward pass gives
-        no gradient. Frozen parameters are not among them.
+        They are there where features alone are learnt: those that a trial's backward pass gives no gradient.
         """
         objective = self.objective
-        names = []
-        for name, _ in objective.losses.named_parameters():
-            of_loss, _, _ = name.partition(".")
-            if of_loss not in objective.active:
-                names.append(f"objective.losses.{name}")
         if objective.task_loss_weight or objective.trains_logits:
-            return names
-        # Features alone are learnt: what comes after the last layer that is read.
-        with evaluating(self.model), torch.enable_grad(), self.taps as tapped:
+            return
+        with evaluating(self.model), torch.enable_grad(), self.taps as caught:
             self._trial()
-        sums = []
+        total = torch.zeros(())
         for layers in objective.layers.values():
-            read = self.taps.read(tapped, layers.student, layers.tokens)
-            sums += [features.sum() for features in read]
-        trained = {
-            f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad
-        }
-        gradients = torch.autograd.grad(sums, list(trained.values()), allow_unused=True)
-        pairs = zip(trained, gradients, strict=True)
-        return [*names, *(name for name, gradient in pairs if gradient is None)]
+            for features in self.taps.read(caught, layers.student, layers.tokens):
+                total = total + features.sum().cpu()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(total, trained, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
 
     # -- before training ---------------------------------------------------------------------------------------------
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """Starts the average of an inherited student from its new weights; reports where the first weights are from.
+        """Centres the features of an inherited student without a classifier; reports where the first weights are from.
 
-        Called in the first process, before training, after the student has its teacher's layers where it inherits. The
-        features of such a student without a classifier are centred.
+        Called in the first process, before training, after the student has its teacher's layers where it inherits.
 
         Args:
             pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
@@ -233,11 +214,8 @@ class Student(nn.Module):
         Returns:
             A message for the user about its first weights; "" where nothing is unusual, or the model was given.
         """
-        if self.start == "inherited":
-            if pictures is not None and self.gives_features:
-                self._centre(pictures(self.sample_size))
-            if self.average is not None:
-                self.average.set(self.model)
+        if self.start == "inherited" and pictures is not None and self.gives_features:
+            self._centre(pictures(self.sample_size))
         if self.spec is None:
             return ""
         arch = self.spec.arch
@@ -286,28 +264,9 @@ class Student(nn.Module):
         self.lr = max(float(lr) for lr in schedule.base_lrs)
         return optimizer, schedule
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves or casts it, as of any module; its input gets the type of its weights (``trainer.precision=bf16-true``)."""
-        super()._apply(fn, recurse)
-        self._follow_precision()
-        return self
-
-    def exchange_given(self) -> None:
-        """Gives a user's model the state that it had before the run, or by the next call that of the run."""
-        if self.given is not None:
-            self.given.exchange()
-            self._follow_precision()
-
-    def _follow_precision(self) -> None:
-        """Gives the input the type of the weights; a :class:`kd.Preprocess` of the user's own is copied for that."""
-        dtype = torch.float32
-        for weight in self.model.parameters():
-            if weight.is_floating_point():
-                dtype = weight.dtype
-                break
-        if isinstance(self.prepare, Preprocess) and self.prepare.dtype != dtype:
-            self.prepare = copy.copy(self.prepare)
-            self.prepare.dtype = dtype
+    def inputs(self, images: Tensor) -> Tensor:
+        """Pictures ``(N, 3, H, W)`` as the model takes them: prepared, in the type of its weights."""
+        return in_type_of(self.model, self.prepare(images))
 
     # -- beside the step ---------------------------------------------------------------------------------------------
     def move_average(self, step: int) -> None:
@@ -325,43 +284,37 @@ class Student(nn.Module):
         Args:
             images: ``(N, 3, H, W)`` as batches have them, uint8, or float that ``prepare`` takes.
         """
-        return self.output_in(self.final(self.prepare(images)))
+        return self.output_in(self.final(self.inputs(images)))
 
     def _check_takeover(self) -> None:
         """SimKD: the student's classifier is the teacher's and does not train.
 
         Raises:
-            UserError: another loss would train it, or a model has no linear one.
+            UserError: another loss would train it, or it is not one linear layer.
         """
         if self.objective.task_loss_weight or self.objective.trains_logits:
             raise UserError(
                 "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
-        classifiers = []
-        for role, owner in (("student", self.model), ("teacher", self._lender.model)):
-            classifier = linear_classifier(owner)
-            if classifier is None:
-                raise UserError(
-                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
-                    f"{type(owner).__name__} is not"
-                )
-            classifiers.append(classifier)
-        classifiers[0].requires_grad_(False)
+        classifier = linear_classifier(self.model)
+        if classifier is None:
+            raise UserError(
+                "model.student.arch: SimKDLoss needs a student with one linear classifier, which "
+                f"{type(self.model).__name__} is not"
+            )
+        classifier.requires_grad_(False)
 
-    @torch.no_grad()
     def take_classifier(self) -> None:
         """SimKD: sets the classifier to the teacher's after the loss's projection as it is now; else does nothing.
 
         The projection trains on, so the classifier lags behind it until the next call. The average, where there is one,
         gets the same classifier.
         """
-        if self.objective.takeover is None or self._lender is None:
+        loss = self.objective.takeover
+        if loss is None:
             return
-        device = next(self.model.parameters()).device
-        theirs = [tensor.to(device) for tensor in self._lender.classifier()]
-        loss, _ = self.objective.takeover
-        weight, bias = loss.fold(*theirs)
+        weight, bias = loss.fold(*loss.classifier)
         for model in self._models:
             classifier: Any = linear_classifier(model)
             set_in_units(classifier, weight, bias)
@@ -373,10 +326,8 @@ class Student(nn.Module):
         Raises:
             UserError: the model gives neither features nor maps.
         """
-        self._taps_of_final = self.taps  # on the weights that are validated
-        if self.average is not None:
-            layers: list[Any] = [of_loss.student for of_loss in self.objective.layers.values()]
-            self._taps_of_final = Taps(self.average.module, layers, self.prepare)
+        layers: list[Any] = [of_loss.student for of_loss in self.objective.layers.values()]
+        self._taps_of_final = Taps(self.final, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
             features = self.output_in(self._trial())
         if features.ndim != 2:
@@ -403,7 +354,7 @@ class Student(nn.Module):
         with evaluating(self.model):
             features = []
             for part in pictures.split(64):
-                features.append(self.output_in(self.model(self.prepare(part))))
+                features.append(self.output_in(self.model(self.inputs(part))))
         bias -= torch.cat(features).mean(dim=0)
 
     def measure(self, images: Tensor, answer: Answer, pictures: int) -> None:
@@ -416,10 +367,9 @@ class Student(nn.Module):
             pictures: N, or 0 where all are padding: then nothing is added.
         """
         assert isinstance(self.task, Features)
-        with self._taps_of_final as tapped:
+        with self._taps_of_final as caught:
             outputs = self.logits(images)
-        read = partial(self._taps_of_final.read, tapped)
-        losses = self.objective.held_out(read, answer, len(images))
+        losses = self.objective.held_out(caught, answer, len(images))
         self.task.held_out.update(outputs[:pictures], losses)
 
 

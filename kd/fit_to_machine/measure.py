@@ -156,7 +156,7 @@ def learner(
 
     def learn(images: Tensor) -> None:
         """Forward in the run's precision and backward of the copy."""
-        pictures = student.prepare(images)
+        pictures = student.inputs(images)
         with run.trainer.precision_plugin.forward_context():
             together: Any = nullcontext()
             if torch.is_autocast_enabled(device.type):

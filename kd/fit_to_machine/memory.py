@@ -165,7 +165,7 @@ def _activations(run: AttachedModule, count: int) -> int:
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     height, width = student.prepare.size
     pictures = torch.zeros(count, 3, height, width, dtype=torch.uint8, device=device)
-    images = student.prepare(pictures)
+    images = student.inputs(pictures)
     autocast = run.trainer.precision_plugin.forward_context()
     return saved_bytes(model, images, autocast)
 

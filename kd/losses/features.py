@@ -1,5 +1,6 @@
 """Losses over features. See kd/losses/README.md for when each one helps."""
 
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -399,7 +400,7 @@ class _Fusion(nn.Module):
 
 
 @with_arguments
-class SimKDLoss(ProjectedLoss):
+class SimKDLoss(HintLoss):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
     Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each
@@ -419,6 +420,8 @@ class SimKDLoss(ProjectedLoss):
     """
 
     default_tap = "prelogits"
+    classifier: tuple[Tensor, Tensor] = field(init=False)
+    """The teacher's weight ``(C, D_t)`` and bias ``(C,)``, which the objective sets."""
 
     weight: NotNegative = 1.0
 
@@ -441,11 +444,7 @@ class SimKDLoss(ProjectedLoss):
         The products are float64: those of float32 lose half of their digits on a GPU (TF32).
         """
         linear: Any = self.projection.layers
-        wide_weight = weight.double()
+        wide_weight = weight.to(linear.weight.device, torch.float64)
         folded_weight = wide_weight @ linear.weight.double()
-        folded_bias = wide_weight @ linear.bias.double() + bias.double()
+        folded_bias = wide_weight @ linear.bias.double() + bias.to(wide_weight)
         return folded_weight.float(), folded_bias.float()
-
-    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """Two ``(N, D_t)`` -> scalar."""
-        return mean_squared(student_features, teacher_features)

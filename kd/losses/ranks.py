@@ -68,9 +68,7 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(_AllGather.apply(each.contiguous()) for each in tensors)
 
 
-def share_of_the_step(
-    counts: Tensor, counts_of_window: Tensor | None = None, batches: int = 1
-) -> Tensor:
+def share_of_the_step(counts: Tensor, counts_of_window: Tensor, batches: int) -> Tensor:
     """How much each mean of this batch counts, so that all together are means over an optimizer step's targets.
 
     A step reads B batches (an accumulation window) on each of P processes. A mean over ``n`` labelled pictures, where
@@ -79,14 +77,13 @@ def share_of_the_step(
 
     Args:
         counts: ``(T,)`` int64, of each of T means how many targets of this batch it is over.
-        counts_of_window: ``(T,)`` int64, the same of all B batches of this process; None: of this batch alone.
+        counts_of_window: ``(T,)`` int64, the same of all B batches of this process.
         batches: B.
 
     Returns:
         ``(T,)`` float32.
     """
-    counts_of_step = counts if counts_of_window is None else counts_of_window
-    together = counts_of_step.clone()
+    together = counts_of_window.clone()
     processes = 1
     if in_parallel():
         dist.all_reduce(together)

@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from kd.losses.base import (
 )
 from kd.losses.numerics import both, cosines, directions, kl, matmul, wide
 from kd.losses.projections import ProjectedLoss, Projection, on_one_grid
-from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
+from kd.losses.ranks import of_all_ranks, own_rows
 
 
 def _embeddings(student: Tensor, teacher: Tensor, gather: bool = False) -> tuple[Tensor, Tensor]:
@@ -175,10 +174,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
     Both models' embeddings, projected and normalised, are distinguished from ``negatives`` random samples of the other
-    model's memory (:func:`against_noise`). The memory holds two vectors of ``embed_dim`` a training
-    picture; it is part of checkpoints and the same on all processes. Negatives are drawn from the whole set, once for
-    all pictures of a batch (the paper draws them for each one: the same in expectation at many times the cost; its code
-    can also draw from other classes alone).
+    model's memory (:func:`against_noise`). The memory holds two vectors of ``embed_dim`` a training picture; it is part
+    of checkpoints and the same on all processes, which begin with the first one's. Negatives are drawn from the whole set,
+    once for all pictures of a batch (the paper draws them for each one: the same in expectation at many times the cost; its
+    code can also draw from other classes alone).
 
     Args:
         embed_dim: width of the projections.
@@ -191,7 +190,6 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     default_tap = "prelogits"
     needs_index = True
     equal_on_all_ranks = ("memory_student", "memory_teacher")
-    _sent = False
     memory_student: Tensor = field(init=False)
     """``(num_samples, embed_dim)``, rows of length 1: the moving average of the student's embeddings of each training
     picture over the times that it was seen; random until then."""
@@ -251,7 +249,6 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         """
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
-        self._send_memory_once()
         student_NE = _embedded(self.project_student, student_features)
         teacher_NE = _embedded(self.project_teacher, teacher_features.detach())
         if not self.known:  # 1 once the normalisers are set
@@ -300,13 +297,6 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         log_per_sample = scores.new_full((), per_sample).log()
         log_sum = scores.logsumexp((0, 1))
         self.scale[side] = log_sum - log_per_sample
-
-    def _send_memory_once(self) -> None:
-        """Once, rank 0's memory for all: from then on every process writes the same into its own."""
-        if in_parallel() and not self._sent:
-            for memory in (self.memory_student, self.memory_teacher):
-                dist.broadcast(memory, 0)
-        self._sent = True
 
     @torch.no_grad()
     def _remember(self, student: Tensor, teacher: Tensor, index: Tensor) -> None:

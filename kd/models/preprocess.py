@@ -50,8 +50,6 @@ class Preprocess:
             raise ValueError(f"std must not be 0, got {std}")
         self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         """Mean and std with which float pictures come; None: this input's own."""
-        self.dtype = torch.float32
-        """Of the output: float32, or that of the weights where a run trains in half precision throughout."""
         self._moments: dict[torch.device, Tensor] = {}
 
     def __call__(self, images: Images) -> Tensor:
@@ -63,18 +61,13 @@ class Preprocess:
         if images.is_floating_point():
             if self.floats not in (None, (self.mean, self.std)):
                 images = self._renormalised(images, *self.floats)
-            return images.to(self.dtype)
+            return images.float()
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
         order = torch.channels_last if self.channels_last else torch.preserve_format
-        return (
-            images.to(torch.float32, memory_format=order)
-            .mul_(1 / 255)
-            .sub_(mean)
-            .div_(std)
-            .to(self.dtype)
-        )
+        floats = images.to(torch.float32, memory_format=order)
+        return floats.mul_(1 / 255).sub_(mean).div_(std)
 
     def _renormalised(
         self, images: Tensor, mean_before: Sequence[float], std_before: Sequence[float]
@@ -182,6 +175,14 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             model.train(modes[model])
         for module, training in modes.items():  # frozen parts may stay in evaluation
             module.training = training
+
+
+def in_type_of(model: nn.Module, pictures: Tensor) -> Tensor:
+    """Prepared pictures in the type of a model's weights (``trainer.precision=bf16-true``); uint8 ones stay."""
+    for weight in model.parameters():
+        if weight.is_floating_point() and pictures.is_floating_point():
+            return pictures.to(weight.dtype)
+    return pictures
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:

@@ -47,14 +47,14 @@ def layer_paths(
         if not matches:
             near = difflib.get_close_matches(pattern.replace("*", "0"), [*names, *besides], 3, 0)
             raise UserError(
-                f"{key}: {_title(model)} has no layer '{pattern}'; near: {', '.join(near)}"
+                f"{key}: {name_of(model)} has no layer '{pattern}'; near: {', '.join(near)}"
             )
         paths += matches
     return list(dict.fromkeys(paths))
 
 
-def _title(model: nn.Module) -> str:
-    """A model's name in messages: timm's architecture, else the class of the module."""
+def name_of(model: nn.Module) -> str:
+    """A model's name, for messages and reports: timm's architecture, else the class of the module."""
     inner = getattr(model, "model", model)
     config = getattr(model, "pretrained_cfg", None) or {}
     return config.get("architecture") or type(inner).__name__
@@ -192,7 +192,7 @@ class Taps:
         place = max(1, math.ceil(count * part / parts))  # from 1
         if place > count:
             raise UserError(
-                f"{key}: timm lists {count} features of {_title(self._model)}, so 'maps@{part}/{parts}' names none: "
+                f"{key}: timm lists {count} features of {name_of(self._model)}, so 'maps@{part}/{parts}' names none: "
                 "name a layer"
             )
         layer = self._features[place - 1]["module"]
@@ -212,7 +212,7 @@ class Taps:
             height, width = self._size
             maps = ", ".join(f"maps@stride{each}" for each in sorted(layers)) or "none"
             raise UserError(
-                f"{key}: no layer of {_title(self._model)} gives maps@stride{stride}, one position for {stride}x{stride} "
+                f"{key}: no layer of {name_of(self._model)} gives maps@stride{stride}, one position for {stride}x{stride} "
                 f"pixels of a {height}x{width} picture; it has {maps}"
             )
         return layers[stride]
@@ -289,7 +289,7 @@ class Taps:
                 maps[path] = output
         if not maps:
             raise UserError(
-                f"{key}: {_title(self._model)} has no map before its classifier: name a layer"
+                f"{key}: {name_of(self._model)} has no map before its classifier: name a layer"
             )
         # of the layers that give this very tensor the outermost; of equally deep ones the last
         *_, last_map = maps.values()
@@ -356,7 +356,7 @@ class Taps:
             elif caught[path].ndim == 3 and tokens == "class" and not self._prefix_tokens:
                 problem = "has no class token (tokens=patch)"
             if problem:
-                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} {problem}")
+                raise UserError(f"{key}: layer '{path}' of {name_of(self._model)} {problem}")
             read.append(self._form(caught[path], tokens))
         return read
 

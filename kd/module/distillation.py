@@ -24,7 +24,7 @@ from kd.lightning_internals import trainer_of
 from kd.losses.base import equal_on_all_ranks
 from kd.models.compiled import compile_in_place
 from kd.module.evaluation import Validation
-from kd.module.fits import sample_for_fits
+from kd.module.fits import pairs_for_fits, sample_for_fits
 from kd.module.inference import Inference
 from kd.module.pace import (
     clip,
@@ -98,9 +98,9 @@ class DistillationModule(Inference):
         if self.teacher:
             identity = self.teacher.identity()
         self.resume = Resume(self.student, identity)
-        # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
-        without_gradient = [f"student.{name}" for name in self.student.without_gradient()]
-        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
+        self.student.freeze_unreached()
+        # DDP would send what is equal on all ranks
+        self._ddp_params_and_buffers_to_ignore = equal_on_all_ranks(self)
         self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
@@ -155,14 +155,14 @@ class DistillationModule(Inference):
         data = self.data
         teacher = self.teacher
         device = self.trainer.strategy.root_device
-        sample = labelled = None
+        pictures = pairs = None
         if data is not None:
-            sample = sample_for_fits(self.trainer, data)
-            labelled = data.sample
+            pictures = sample_for_fits(self.trainer, data)
+            pairs = pairs_for_fits(self.trainer, data)
         if stage == "fit" and not self.resumed and not self.begun:
             if teacher is not None and data is not None:
                 check_before_fits(teacher, data, self.student.objective.wanted)
-            start = partial(give_first_weights, [self.student], teacher, sample, labelled, device)
+            start = partial(give_first_weights, [self.student], teacher, pictures, pairs, device)
             (message,) = by_the_first(self.trainer, self.student, start)
             self.begun = True
             if message and self.trainer.is_global_zero:
@@ -172,8 +172,8 @@ class DistillationModule(Inference):
             teacher.forget_original()
         if stage != "fit":
             return
-        if teacher is not None and sample is not None and not self.resumed:
-            settle_once(self.trainer, self.student, teacher, sample)
+        if teacher is not None and pictures is not None and not self.resumed:
+            settle_once(self.trainer, self.student, teacher, pictures)
         if data is not None:
             self.answer_by(apply_auto(self, data))
             if self.trainer.is_global_zero:
@@ -198,7 +198,8 @@ class DistillationModule(Inference):
     def _exchange_given(self) -> None:
         """Exchanges the state that a run needs of a user's model and the one in which it was given."""
         self._ended = not self._ended
-        self.student.exchange_given()
+        if self.student.given is not None:
+            self.student.given.exchange()
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's

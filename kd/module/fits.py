@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from kd.clock import part_of_the_start
-from kd.data.datamodule import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule, SampledPictures
 
 MOST_IN_A_TRIAL = 256
 """Pictures at most in a trial run: it is to show that all parts work, in seconds."""
@@ -21,30 +21,50 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 
     It takes how many (more than there are: all), and returns them as uint8 ``(N, 3, H, W)`` on the CPU, as validation
     shows pictures; the same ones for the same number, in every process: they are decoded once and stay in memory as long
-    as the function. A trial run gets :data:`MOST_IN_A_TRIAL` at most, and the first process prints a line that says so.
-    Each process that calls it decodes them itself.
+    as the function. Each process that calls it decodes them itself.
 
     Args:
-        trainer: of the run.
+        trainer: of the run; a trial gets fewer (:func:`limited`).
         data: its pictures.
     """
-    reason = why_trial(trainer)
 
     @cache
     @part_of_the_start("pictures for the fits")
     def sample(number: int) -> Tensor:
         """``number`` training pictures, uint8 ``(N, 3, H, W)``, or as many as there are, or as a trial gets."""
         number = min(number, len(data.split("train").targets))
-        if reason and number > MOST_IN_A_TRIAL:
-            if trainer.is_global_zero:
-                print(
-                    f"fits read {MOST_IN_A_TRIAL} pictures, not {number}: this is a trial run ({reason})",
-                    flush=True,
-                )
-            number = MOST_IN_A_TRIAL
-        return data.sample_pictures(number, "pictures for the fits")
+        return data.sample_pictures(limited(trainer, number), "pictures for the fits")
 
     return sample
+
+
+def pairs_for_fits(
+    trainer: Trainer, data: DistillationDataModule
+) -> Callable[[int, bool], SampledPictures]:
+    """As :func:`sample_for_fits`, of pictures with their targets, decoded one after another: those with a class id, labels
+    or numbers alone where the function's second argument is true.
+    """
+
+    def sample(number: int, labelled: bool) -> SampledPictures:
+        """``number`` training pictures, or as many as there are, or as a trial gets."""
+        return data.sample(limited(trainer, number), labelled)
+
+    return sample
+
+
+def limited(trainer: Trainer, number: int) -> int:
+    """How many of ``number`` pictures a fit reads: in a trial run :data:`MOST_IN_A_TRIAL` at most, which the first process
+    prints.
+    """
+    reason = why_trial(trainer)
+    if not reason or number <= MOST_IN_A_TRIAL:
+        return number
+    if trainer.is_global_zero:
+        print(
+            f"fits read {MOST_IN_A_TRIAL} pictures, not {number}: this is a trial run ({reason})",
+            flush=True,
+        )
+    return MOST_IN_A_TRIAL
 
 
 def why_trial(trainer: Trainer) -> str:

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.strategies import Strategy
 from torch import Tensor
 
 from kd.distill.settle import settle_losses
 from kd.distill.student import Student
-from kd.processes import by_first, from_first, tensors_from_first
+from kd.processes import by_first, tensors_from_first
 from kd.teachers import RunTeacher
+
+T = TypeVar("T")
 
 
 def settle_once(
@@ -23,7 +27,7 @@ def settle_once(
     Every process must call it.
 
     A teacher whose weights the processes share answers only where all ask: then each computes, and takes over the first
-    one's standardisation.
+    one's tensors.
 
     Args:
         trainer: of the run.
@@ -31,19 +35,15 @@ def settle_once(
         teacher: of the run, on its device.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
     """
-    if teacher.is_shared_out:
-        settle_losses(student, teacher, sample, partial(from_first, trainer.strategy))
+    settle = partial(settle_losses, student, teacher, sample)
+    if not teacher.is_shared_out:
+        by_the_first(trainer, student, settle)
         return
-
-    def settle() -> list[str]:
-        """Settles in this process alone; without messages."""
-        settle_losses(student, teacher, sample, lambda value: value)
-        return []
-
-    by_the_first(trainer, student, settle)
+    settle()
+    _send(trainer.strategy, student)
 
 
-def by_the_first(trainer: Trainer, student: Student, compute: Callable[[], list[str]]) -> list[str]:
+def by_the_first(trainer: Trainer, student: Student, compute: Callable[[], T]) -> T:
     """Has the first process compute tensors of the student, which the others receive to the bit.
 
     Every process must call it; they wait here for the first. The fits of a start take minutes of all cores: done in each
@@ -62,9 +62,13 @@ def by_the_first(trainer: Trainer, student: Student, compute: Callable[[], list[
     Raises:
         UserError: as :func:`kd.processes.by_first`; likewise a RunError.
     """
-    strategy = trainer.strategy
-    messages = by_first(strategy, compute)
+    messages = by_first(trainer.strategy, compute)
+    _send(trainer.strategy, student)
+    return messages
+
+
+def _send(strategy: Strategy, student: Student) -> None:
+    """Gives all processes the first one's tensors of the student, and its state of torch's generator."""
     generator = torch.get_rng_state()
     tensors_from_first(strategy, [*student.parameters(), *student.buffers(), generator])
     torch.set_rng_state(generator)
-    return messages

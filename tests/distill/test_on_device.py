@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kd.data.datamodule import SampledPictures
 from kd.data.targets import LabelSets, Numbers, Targets
-from kd.distill.classifier import _of_labelled
+from kd.distill.classifier import _features_and_targets
 from kd.distill.inherit import inherit_together
 from kd.distill.on_device import CPU, fitting_on
 from kd.errors import UserError
@@ -104,11 +104,11 @@ def test_what_a_new_classifier_is_fitted_to_is_on_the_host(
     named: Any = model
     named.get_classifier = lambda: model[1]
     taps = Taps(model, [], (2, 2))
-    student: Any = SimpleNamespace(model=model, prepare=Tensor.float, taps=taps)
+    student: Any = SimpleNamespace(model=model, inputs=Tensor.float, taps=taps)
     picture = torch.zeros(3, 2, 2, dtype=torch.uint8, device=CPU)
     pictures: Any = {(number, 0): (picture,) for number in range(2)}
     stack = partial(kind.stack, classes=3)
     chosen = SampledPictures(pictures, targets, range(2), stack)
     with fitting_on(CUDA, model) as place:
-        features, stacked = _of_labelled(student, chosen, place)
+        features, stacked = _features_and_targets(student, None, chosen, place)
     assert features.device == stacked.device == CPU and len(features) == len(stacked) == 2
