@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import kd
 import kd.losses
 from kd.distill.step import as_teacher
-from kd.errors import UserError
 from kd.optim import Pace
 from kd.teachers import Ensemble, FrozenTeacher
+from tests._helpers import refuses
 
 CLASSES = 4
 KD = {"kd": kd.KDLoss(4.0)}
@@ -123,7 +123,7 @@ def test_uint8_is_prepared_floats_pass() -> None:
     ],
 )  # fmt: skip
 def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(UserError, match=message) as found:
+    with refuses(message) as found:
         make()
     assert "\n" not in str(found.value)
 
@@ -200,7 +200,7 @@ def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
     own = kd.DistillationModule(Plain(), task=kd.Classification(CLASSES))
     kd.save_student(own, tmp_path / "own.safetensors")
     assert set(load_file(tmp_path / "own.safetensors")) == set(Plain().state_dict())
-    with pytest.raises(UserError, match="holds the weights of a Plain, which kd can't build"):
+    with refuses("holds the weights of a Plain, which kd can't build"):
         kd.load_student(tmp_path / "own.safetensors")
 
 
@@ -321,15 +321,15 @@ def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -
     torch.save(content, tmp_path / "a.ckpt")
     loaded = kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
     assert loaded.student.objective.task_loss_weight == 1.0
-    with pytest.raises(UserError, match="make the data module from its arguments"):
+    with refuses("make the data module from its arguments"):
         kd.DistillationDataModule.load_from_checkpoint(tmp_path / "a.ckpt", img_size=32)
     assert Planted.calls == 0
     data = kd.DistillationDataModule(img_size=32)
     for wrong in ({"epoch": "x", "samples": 0}, {"epoch": 0, "samples": -1}, {"epoch": 1}):
-        with pytest.raises(UserError, match="place in the samples"):
+        with refuses("place in the samples"):
             data.load_state_dict(wrong)
     (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
-    with pytest.raises(UserError, match=r"checkpoint_path: .*a.ckpt can't be loaded"):
+    with refuses(r"checkpoint_path: .*a.ckpt can't be loaded"):
         kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
 
 
@@ -412,7 +412,7 @@ def test_a_student_shares_nothing_with_its_teacher(
     student = student_of(teacher)
     for given in (teacher, {"a": teacher, "b": Plain()}, torch.compile(teacher, backend="eager")):
         for build in (kd.Distillation, kd.DistillationModule):
-            with pytest.raises(UserError, match=SHARES.format(count) + ".*copy.deepcopy"):
+            with refuses(SHARES.format(count) + ".*copy.deepcopy"):
                 build(student, given, losses=KD, task=kd.Classification(CLASSES))
     assert all(weight.requires_grad for weight in teacher.parameters())
     kd.Distillation(copy.deepcopy(student), teacher, losses=KD, task=kd.Classification(CLASSES))
@@ -497,9 +497,7 @@ def test_a_teacher_answers_in_its_own_type_in_an_own_loop(dtype: torch.dtype) ->
 def test_a_teacher_without_a_copy_goes_as_a_function() -> None:
     teacher: Any = Plain()
     teacher.lock = threading.Lock()
-    with pytest.raises(
-        UserError, match="teacher: Plain can't be copied .*pickle.*; give a function"
-    ):
+    with refuses("teacher: Plain can't be copied .*pickle.*; give a function"):
         kd.Distillation(Plain(), teacher, losses=KD)
     images, targets = next(iter(loader()))
     kd.Distillation(Plain(), lambda x: teacher(x), losses=KD)(images, targets)
@@ -556,7 +554,7 @@ def test_targets_in_another_form_are_refused_in_one_line(task: type, target: Any
     """With the form that is expected, in an own loop."""
     student = kd.Distillation(model_for(task), task=task(4), losses={}).student
     batch = {"image": torch.rand(4, 3, 4, 4), "target": target}
-    with pytest.raises(UserError, match=refusal_of(task, got).format("training")):
+    with refuses(refusal_of(task, got).format("training")):
         student.objective.check_targets(batch)
 
 
@@ -573,9 +571,9 @@ def test_they_are_refused_in_training_and_validation_by_a_trainer(
         for target in (wrong, TASKS[task][0])
     )
     trainer(tmp_path, precision="32-true").fit(module, fine, fine)
-    with pytest.raises(UserError, match=refusal_of(task, got).format("training")):
+    with refuses(refusal_of(task, got).format("training")):
         trainer(tmp_path).fit(module, other)
-    with pytest.raises(UserError, match=refusal_of(task, got).format("validation")):
+    with refuses(refusal_of(task, got).format("validation")):
         trainer(tmp_path).validate(module, other)
     trainer(tmp_path).predict(module, other)
 
@@ -605,5 +603,5 @@ def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes
         r"model.distill_losses.near: Unprojected over layer2 \(2, 128, 8, 8\), layer3 \(2, 256, 4, 4\), the student's "
         r"layers first: The size of tensor a"
     )
-    with pytest.raises(UserError, match=said):
+    with refuses(said):
         step(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))

@@ -25,11 +25,10 @@ from kd.cli import train_main
 from kd.data.own_transform import OwnTransform, code_of, described
 from kd.data.sampler import TrainBatches, draw_by
 from kd.data.transforms import seeded, train_transform
-from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.run.gate import check_foreign
 from kd.settings import Augment
-from tests._helpers import ROOT, Command
+from tests._helpers import ROOT, Command, refuses
 from tests._runs import run
 
 PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
@@ -218,7 +217,7 @@ def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make: Any) -
     (dict.fromkeys("a").__getitem__, "failed on a picture: "),
 ])  # fmt: skip
 def test_what_can_not_work_is_refused_before_the_first_batch(transform: Any, said: str) -> None:
-    with pytest.raises(UserError, match="data.augment.transform: ") as refused:
+    with refuses("data.augment.transform: ") as refused:
         OwnTransform(transform, (16, 16))
     assert said in str(refused.value)
 
@@ -391,7 +390,7 @@ def test_a_listed_transform_trains_and_a_file_names_no_other(recipe: Path) -> No
             ("transform", {"augment": {"transform": setting}}),
             ("sampler", {"sampler": setting}),
         ):
-            with pytest.raises(UserError, match=f"data.*{key} names {name}"):
+            with refuses(f"data.*{key} names {name}"):
                 check_foreign(Path("x.yaml"), [{"data": data}], [])
 
 
@@ -430,11 +429,9 @@ def test_a_sampler_that_draws_something_else_is_refused(drawn: list[Any]) -> Non
         def draw(self, *_: Any) -> list[Any]:
             return drawn
 
-    with pytest.raises(
-        UserError, match="data.sampler: Wrong.draw must return a list of whole numbers from 0 to 5"
-    ):
+    with refuses("data.sampler: Wrong.draw must return a list of whole numbers from 0 to 5"):
         TrainBatches(6, 2, seed=0, draw=draw_by(Wrong(), [0] * 6)).order(0)
-    with pytest.raises(UserError, match="data.sampler: int needs the method draw"):
+    with refuses("data.sampler: int needs the method draw"):
         draw_by(3, [])
 
 

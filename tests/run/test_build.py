@@ -7,7 +7,6 @@ import pytest
 
 from kd.config.parts import part
 from kd.data.sources import ImageFolder
-from kd.errors import UserError
 from kd.losses import HintLoss, MLPProjection
 from kd.models import TeacherSpec
 from kd.run.build import arguments_of, build, built
@@ -16,6 +15,7 @@ from kd.run.resolve import resolve
 from kd.run.run import Run
 from kd.run.trust import Trust
 from kd.settings import TeacherSettings, TrainerSettings
+from tests._helpers import refuses
 
 
 def test_a_group_becomes_its_object() -> None:
@@ -23,7 +23,7 @@ def test_a_group_becomes_its_object() -> None:
         TeacherSettings | None, {"arch": "timm/resnet18", "cache": True}, "model.teacher", Trust()
     )
     assert spec == TeacherSpec("resnet18", cache="on")
-    with pytest.raises(UserError, match="model.teacher.std: must be > 0"):
+    with refuses("model.teacher.std: must be > 0"):
         built(TeacherSettings, {"std": [1.0, 0.0, 1.0]}, "model.teacher", Trust())
 
 
@@ -36,11 +36,9 @@ def test_classes_within_classes() -> None:
 
 def test_a_class_of_another_kind_is_refused() -> None:
     other = {"class_path": "kd.losses.KDLoss", "init_args": {}}
-    with pytest.raises(
-        UserError, match="data.source takes a source, got the loss kd.losses.KDLoss"
-    ):
+    with refuses("data.source takes a source, got the loss kd.losses.KDLoss"):
         built(part("source"), other, "data.source", Trust())
-    with pytest.raises(UserError, match="data.source: KDLoss is no Source"):
+    with refuses("data.source: KDLoss is no Source"):
         built(part("source"), other, "data.source", Trust(["*"]))
     value = {"class_path": "ImageFolder", "init_args": {"root": "x"}}
     assert isinstance(built(part("source"), value, "data.source", Trust()), ImageFolder)
@@ -69,7 +67,7 @@ def test_a_text_that_is_taken_as_it_is_stays_text() -> None:
 
 def test_what_is_no_duration_is_refused() -> None:
     value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": "soon"}}
-    with pytest.raises(UserError, match=r"trainer.strategy.timeout: must be a duration \(0:30:00"):
+    with refuses(r"trainer.strategy.timeout: must be a duration \(0:30:00"):
         resolve([{"trainer": {"strategy": value}}])
 
 
@@ -102,7 +100,7 @@ def test_a_builders_annotations_may_name_what_only_type_checkers_import(
         part("builder"), {"class_path": "lazy_nets.Net", "init_args": {}}, key, Trust(["lazy_nets"])
     )
     assert type(net).__name__ == "Net"
-    with pytest.raises(UserError, match=f"{key}: NoNet is no Builder: it needs the method build"):
+    with refuses(f"{key}: NoNet is no Builder: it needs the method build"):
         built(
             part("builder"),
             {"class_path": "lazy_nets.NoNet", "init_args": {}},

@@ -1,10 +1,8 @@
 """Settings of files and a command line, merged once."""
 
-import pytest
-
-from kd.errors import UserError
 from kd.run.resolve import Word, change, check_meant, class_nodes, merged, resolve
 from kd.run.trust import Trust
+from tests._helpers import refuses
 
 RECIPE = {
     "model": {
@@ -45,9 +43,7 @@ def test_values_are_typed_and_refer_to_each_other() -> None:
 def test_what_is_looked_up_may_name_a_class() -> None:
     words = [{"model.distill_losses": {"kd": "${name}"}, "name": "KDLoss"}]
     assert resolve(words)["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.KDLoss"
-    with pytest.raises(
-        UserError, match="trainer.callbacks.class_path: must be the name of a class"
-    ):
+    with refuses("trainer.callbacks.class_path: must be the name of a class"):
         resolve([{"trainer.callbacks": "${optim}"}])
 
 
@@ -66,9 +62,9 @@ def test_a_class_of_ones_own_is_imported_where_it_replaces_one_with_arguments() 
     overlay = {"model": {"distill_losses": {"kd": "tests.losses.test_losses.Nothing"}}}
     loss = merged([RECIPE, overlay])["model"]["distill_losses"]["kd"]
     assert loss == {"class_path": "tests.losses.test_losses.Nothing", "init_args": {}}
-    with pytest.raises(UserError, match="which is not among the classes"):
+    with refuses("which is not among the classes"):
         resolve([RECIPE, overlay])
-    with pytest.raises(UserError, match="no class 'tests.losses.test_losses.Nothing'"):
+    with refuses("no class 'tests.losses.test_losses.Nothing'"):
         resolve([RECIPE, overlay], Trust(["tests"]))
 
 
@@ -86,7 +82,7 @@ def test_what_other_programs_mean_is_said() -> None:
         ("monitor", "val/acc1", "checkpoint.monitor=val/acc1"),
         ("trainer.logger", "wandb", "trainer.logger=WandbLogger"),
     ]:
-        with pytest.raises(UserError, match=f"got '{given}'; did you mean '{meant}'"):
+        with refuses(f"got '{given}'; did you mean '{meant}'"):
             check_meant(key, given)
 
 
@@ -110,5 +106,5 @@ def test_one_walk_finds_all_that_is_built() -> None:
 def test_arguments_that_are_none_are_a_mistake_at_any_depth() -> None:
     inner = {"class_path": "b", "init_args": [1]}
     tree = merged([{"data.source": {"class_path": "mine.X", "init_args": {"a": inner}}}])
-    with pytest.raises(UserError, match="data.source.a.init_args: must be settings"):
+    with refuses("data.source.a.init_args: must be settings"):
         list(class_nodes(tree))

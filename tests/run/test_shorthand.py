@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kd.data.sources import Manifest
-from kd.errors import UserError
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.run.shorthand import written_out
+from tests._helpers import refuses
 
 
 def test_a_list_of_pictures_is_a_manifest() -> None:
@@ -17,7 +17,7 @@ def test_a_list_of_pictures_is_a_manifest() -> None:
 
 
 def test_a_task_that_is_no_yaml_is_refused_by_its_key() -> None:
-    with pytest.raises(UserError, match="^model.task: no class '{a'"):
+    with refuses("^model.task: no class '{a'"):
         translate(["recipe=foodtag_vit", "model.task={a"]).resolved()
 
 
@@ -60,9 +60,9 @@ def test_a_teacher_by_its_name_on_the_hub_or_its_file(tmp_path: Path) -> None:
     )
     for word in ("model.teacher=null", whole):
         assert written_out([word], []) == ([word], [])
-    with pytest.raises(UserError, match="model.teacher: has settings of its own"):
+    with refuses("model.teacher: has settings of its own"):
         written_out(["model.teacher=resnet18"], [])
-    with pytest.raises(UserError, match="model.teacher.arch: .*model.teacher=OWNER/NAME loads"):
+    with refuses("model.teacher.arch: .*model.teacher=OWNER/NAME loads"):
         translate(["recipe=distill", "model.teacher.arch=google/vit-base-patch16-224"]).resolved()
     request = translate(["recipe=distill", "model.teacher=google/vit-base-patch16-224"])
     assert (
@@ -138,7 +138,7 @@ def test_a_loss_that_was_typed_stays_and_is_refused_with_all_that_does_not_fit()
     request = translate([*TABLE, *typed, "data.augment.mixup=0.8"])
     losses = "model.distill_losses.kd=BinaryKDLoss model.distill_losses.more=BinaryKDLoss"
     remedy = f"{losses} data.augment.mixup=0"
-    with pytest.raises(UserError, match=f"^model.distill_losses.kd: DISTLoss .*: {remedy}$"):
+    with refuses(f"^model.distill_losses.kd: DISTLoss .*: {remedy}$"):
         request.resolved()
     translate([*TABLE, typed[0], *remedy.split(" ")]).resolved()
 
