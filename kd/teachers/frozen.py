@@ -148,12 +148,11 @@ class FrozenTeacher(RunTeacher):
         images = batch["image"]
         layers = [layer for layer in wanted.features if layer[0] == name]
         answer = Answer()
-        if not layers and not self.spec.head:  # it gives nothing else
+        if not layers:
+            if self.spec.head:  # else it gives nothing
+                answer.logits[name] = self(images)
             return answer
-        if layers:
-            with self.taps as caught:
-                logits = self(images)
-        else:
+        with self.taps as caught:
             logits = self(images)
         if self.spec.head:
             answer.logits[name] = logits
