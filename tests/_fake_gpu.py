@@ -180,6 +180,9 @@ class _Stream:
 @contextmanager
 def gpu() -> Iterator[Waits]:
     """Inside, ``device="cuda"`` is there, and nothing runs. Gives what is noted."""
+    # A process's first backward pass makes a thread for each GPU that torch knows then, and a fork of a process with such
+    # threads can't train. From now on torch knows of a GPU that is not there.
+    torch.ones((), requires_grad=True).backward()
     waits = Waits()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
