@@ -8,8 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kd.ship.export.manifest import ExportManifest
 from tests._forks import ForkedRun
+
+# a file of tests that imports this is skipped without them
+for package in (
+    "starlette",
+    "uvicorn",
+    "python_multipart",
+    "prometheus_client",
+    "onnxruntime",
+    "onnxscript",
+):
+    pytest.importorskip(package)
 
 ABOUT = ExportManifest(
     "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, [0.0] * 3, [1.0] * 3, "onnx"

@@ -462,7 +462,8 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
     problem = str(mistake or first["msg"])
     if problem.startswith(("Input should ", "String should ")):
         problem = re.sub(", unable to .*", "", f"must {problem.partition(' should ')[2]}")
-        problem += f", got '{first['input']}'"
+        given = repr(str(first["input"]))  # one line, whatever it holds
+        problem += f", got '{given[1:-1]}'"
     if last.isdecimal():  # of a list
         return place, f"each {problem}"
     return f"{place}.{last}".lstrip("."), problem

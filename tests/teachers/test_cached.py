@@ -39,16 +39,6 @@ from tests._runs import assert_same, callback, losses, run, run_folders, student
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 
 
-@pytest.fixture()
-def cache(tmp_path: Path) -> list[str]:
-    """A cache of two views in a folder of the test's own."""
-    return [
-        "model.teacher.cache=on",
-        f"model.teacher.cache_dir={tmp_path / 'answers'}",
-        "model.teacher.cache_views=2",
-    ]
-
-
 def report(folder: Path) -> dict[str, Any]:
     return summary_of(folder)["cache"]
 

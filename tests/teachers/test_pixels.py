@@ -35,15 +35,6 @@ JITTER = "data.augment.color_jitter=0.3"
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 
 
-@pytest.fixture()
-def cache(tmp_path: Path) -> list[str]:
-    return [
-        "model.teacher.cache=on",
-        f"model.teacher.cache_dir={tmp_path / 'answers'}",
-        "model.teacher.cache_views=2",
-    ]
-
-
 def views_of(pictures: Path) -> PictureSet:
     split = DistillationDataModule(ImageFolder(str(pictures)), img_size=SIZE, batch_size=8).split(
         "train"

@@ -31,16 +31,6 @@ from kd.ship.serving.run import PIPELINED, _Connection
 from tests._helpers import ROOT, Refusal
 from tests._serving import ABOUT, Served, mean_colour, serving
 
-for package in (
-    "starlette",
-    "uvicorn",
-    "python_multipart",
-    "prometheus_client",
-    "onnxruntime",
-    "onnx",
-):
-    pytest.importorskip(package)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,20 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-for package in (
-    "starlette",
-    "uvicorn",
-    "python_multipart",
-    "prometheus_client",
-    "onnxruntime",
-    "onnx",
-):
-    pytest.importorskip(package)
-
-from kd.ship.export.manifest import ExportManifest  # noqa: E402
-from kd.ship.serving.bodies import Refused  # noqa: E402
-from kd.ship.serving.open_inference import InferenceRequest, metadata, read_request, respond  # noqa: E402
-from tests._serving import ABOUT, ask, mean_colour, serving  # noqa: E402
+from kd.ship.export.manifest import ExportManifest
+from kd.ship.serving.bodies import Refused
+from kd.ship.serving.open_inference import InferenceRequest, metadata, read_request, respond
+from tests._serving import ABOUT, ask, mean_colour, serving
 
 
 @pytest.fixture(scope="module")

@@ -31,16 +31,6 @@ from kd.ship.serving.pictures import view
 from tests._helpers import ROOT, Refusal
 from tests._serving import ask, serving
 
-for package in (
-    "starlette",
-    "uvicorn",
-    "python_multipart",
-    "prometheus_client",
-    "onnxruntime",
-    "onnxscript",
-):
-    pytest.importorskip(package)
-
 BOUNDARY = "----kd"
 
 
