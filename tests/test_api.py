@@ -11,8 +11,10 @@ import torch
 import kd
 from kd.api import _request
 from kd.cli import main
-from kd.errors import RunError, UserError
+from kd.errors import RunError
 from kd.run.run import Run
+from tests._files import read_json
+from tests._helpers import refuses
 from tests._runs import run_of, summary_of
 
 
@@ -45,11 +47,11 @@ def test_a_run_from_python_is_that_of_the_command_line(
 
     found = kd.evaluate(result, {"split": "val"})
     assert main("eval", [str(other)]) == 0
-    assert found["student"] == json.loads((other / "eval_val.json").read_text())["student"]
+    assert found["student"] == read_json(other / "eval_val.json")["student"]
     more = kd.train(resume=result.folder, settings={"trainer.max_epochs": 3})
     assert (more.folder.resolve(), more.summary["epochs"]) == (result.folder.resolve(), 3)
     (more.folder / "student.safetensors").unlink()
-    with pytest.raises(UserError, match="student.safetensors not found"):
+    with refuses("student.safetensors not found"):
         more.student()
 
 
@@ -64,15 +66,15 @@ def test_a_run_from_python_is_that_of_the_command_line(
     ],
 )
 def test_a_mistake_has_the_command_lines_words(recipe: Path, settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
         kd.train(recipe, settings)
     assert not (recipe.parent / "runs").exists()
 
 
 def test_a_word_without_a_dot_is_an_argument(recipe: Path) -> None:
-    with pytest.raises(UserError, match=r"^no key 'epochs'; did you mean 'trainer\.max_epochs'\?$"):
+    with refuses(r"^no key 'epochs'; did you mean 'trainer\.max_epochs'\?$"):
         kd.train(recipe, epochs=1)
-    with pytest.raises(UserError, match=r"^seed: must be a whole number"):
+    with refuses(r"^seed: must be a whole number"):
         kd.train(recipe, {"seed": 1}, seed="many")
 
 
@@ -93,7 +95,7 @@ def test_answers_and_an_export_from_python_are_the_commands(
     assert (
         f"<td>{first}</td><td>{answers[first]['labels'][0]['label']}</td>" in answers._repr_html_()
     )
-    with pytest.raises(UserError, match="^out: kd.predict returns the answers"):
+    with refuses("^out: kd.predict returns the answers"):
         kd.predict(finished, pictures, out=out)
 
     run = tmp_path / "run"
@@ -101,7 +103,7 @@ def test_answers_and_an_export_from_python_are_the_commands(
     export = kd.export(run, "torch_export")
     assert Path(export["file"]).is_file() and export["agreement"] == 1.0
     assert "<table>" in export._repr_html_()
-    with pytest.raises(UserError, match="^to: must be one of .* got 'onyx'; did you mean 'onnx'"):
+    with refuses("^to: must be one of .* got 'onyx'; did you mean 'onnx'"):
         kd.export(run, "onyx")
 
 
@@ -111,7 +113,7 @@ def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str
             recipe,
             {"optim.lr": 1e30, "trainer.gradient_clip_val": 0, "trainer.precision": "32-true"},
         )
-    with pytest.raises(UserError, match="is no finished run"):
+    with refuses("is no finished run"):
         kd.evaluate(run_of(recipe))
 
 
@@ -127,7 +129,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path}"):  # no run is there
+    with refuses(f"{tmp_path}"):  # no run is there
         kd.evaluate(tmp_path, {"trust": "tests._kills"})
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from kd.cli import commands, train_main
 from kd.config.trees import flatten
-from kd.errors import UserError, needs_extra
+from kd.errors import needs_extra
 from kd.run.paths import find, names
 from kd.run.request import Request, translate
 from kd.run.run import Run
-from tests._helpers import ROOT, Command, save_teacher, write_recipe
+from tests._helpers import ROOT, Command, refuses, save_teacher, write_recipe
 
 
 def resolved(recipe: Path | str, *items: str) -> dict:
@@ -199,5 +199,5 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_find_takes_a_path(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no file .*nothing\.yaml"):
+    with refuses(r"no file .*nothing\.yaml"):
         find("recipes", str(tmp_path / "nothing.yaml"))

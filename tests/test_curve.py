@@ -22,6 +22,7 @@ from kd.optim import OptimSpec
 from kd.run.assemble import assemble
 from kd.settings import Augment, TapSpec
 from kd.tasks import Segmentation
+from tests._files import read_json
 from tests._helpers import ARCH, TINY, draw_folder, save_teacher
 from tests._scenes import NAMES, draw
 
@@ -114,7 +115,7 @@ PATHS: dict[str, Callable[[Path, Path, Path], list[float]]] = {
 def test_the_curve_of_a_seeded_pair_has_not_changed(
     name: str, pictures: Path, teacher: Path, tmp_path: Path
 ) -> None:
-    expected = json.loads(CURVES.read_text())[name]
+    expected = read_json(CURVES)[name]
     assert PATHS[name](pictures, teacher, tmp_path) == pytest.approx(expected, rel=SLACK)
 
 

@@ -1,7 +1,6 @@
 """``kd-eval``: models side by side, bare weights files, a line a picture."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from kd.cli import main
 from kd.storage.student_metadata import weights_digest
+from tests._files import read_json
 from tests._helpers import ARCH, TINY, Command, plain_answers, save_teacher, tiny_vit
 
 
@@ -24,13 +24,13 @@ def test_a_run_and_weights_files_side_by_side(
     words = [str(finished), str(finished / "student.safetensors"), str(tmp_path / "other.pth")]
     out = printed("eval", [*words, "arch=resnet10t", "img_size=32", f"out={table}"])
     assert main("eval", [*words, "arch=resnet10t", "img_size=32", f"out={tmp_path}/all.json"]) == 0
-    run, same, other = json.loads((tmp_path / "all.json").read_text())
+    run, same, other = read_json(tmp_path / "all.json")
     assert (run["student"], run["teacher"], run["fidelity"]) == (
         same["student"],
         same["teacher"],
         same["fidelity"],
     )
-    written = json.loads((finished / "eval_val.json").read_text())
+    written = read_json(finished / "eval_val.json")
     assert written.pop("weights") == weights_digest(finished)
     assert written == run
     rows = list(csv.DictReader(table.open()))
@@ -57,7 +57,7 @@ def test_a_run_whose_teacher_can_not_be_measured_is_compared_with_a_file(
     words = [str(folder), str(folder / "student.safetensors")]
     items = ["model.teacher.checkpoint=gone.pth", f"out={tmp_path}/all.json"]
     assert main("eval", [*words, *items]) == 0, capsys.readouterr().err
-    run, same = json.loads((tmp_path / "all.json").read_text())
+    run, same = read_json(tmp_path / "all.json")
     assert "teacher" not in run and run["student"] == same["student"]
 
 
@@ -67,10 +67,7 @@ def test_a_weights_file_alone_needs_only_pictures(finished: Path, tmp_path: Path
     items = [f"folder={val}", "data.img_size=40"]
     assert main("eval", [str(finished / "student"), *items, f"out={tmp_path}/bare.json"]) == 0
     assert main("eval", [str(finished), f"folder={val}"]) == 0
-    bare, run = (
-        json.loads(f.read_text())
-        for f in (tmp_path / "bare.json", finished / "eval_folder_val.json")
-    )
+    bare, run = (read_json(f) for f in (tmp_path / "bare.json", finished / "eval_folder_val.json"))
     assert bare["student"]["acc1"] == run["student"]["acc1"]
     assert "teacher" not in bare
 
@@ -97,7 +94,7 @@ def test_every_setting_of_a_file_counts_in_kd_eval(
         assert main("eval", [str(file), *common, *items, f"out={out}"]) == 0, (
             capsys.readouterr().err
         )
-        return json.loads(out.read_text())["student"]
+        return read_json(out)["student"]
 
     for name, file in places.items():
         shutil.copy(file, tmp_path / f"{name}.safetensors")

@@ -1,11 +1,11 @@
 """The examples run, and teach."""
 
-import json
 import runpy
 from pathlib import Path
 
 import pytest
 
+from tests._files import read_json
 from tests._helpers import ROOT
 
 NOTEBOOK = ROOT / "scripts/examples/distil.ipynb"
@@ -21,9 +21,7 @@ def test_a_loop_of_ones_own() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize(
-    "cell", json.loads(NOTEBOOK.read_text())["cells"], ids=lambda cell: cell["id"]
-)
+@pytest.mark.parametrize("cell", read_json(NOTEBOOK)["cells"], ids=lambda cell: cell["id"])
 def test_the_notebook_is_kept_without_what_came_out(cell: dict) -> None:
     assert not cell.get("outputs") and cell.get("execution_count") is None
 

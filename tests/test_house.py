@@ -1,7 +1,6 @@
 """The structure: which way imports go, what is public, what the text may say."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 import kd
 from scripts import house
+from tests._files import read_json
 from tests._helpers import ROOT
 
 LAYERS = [
@@ -199,7 +199,7 @@ def test_files_and_what_users_import_have_docstrings() -> None:
 
 def test_the_measure_of_the_house_only_falls() -> None:
     """Density, undocumented names, names used twice (``scripts/house.py --list`` names them, ``--write`` lowers)."""
-    limits = json.loads(house.LIMITS.read_text())
+    limits = read_json(house.LIMITS)
     numbers = house.measure()
     allowed = {name: limit + house.TOLERANCES.get(name, 0) for name, limit in limits.items()}
     assert not {

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from kd.errors import UserError
 from kd.optim import (
     GivenOptim,
     OptimSpec,
@@ -18,6 +17,7 @@ from kd.optim import (
     warmup_cosine,
     warmup_then_steps,
 )
+from tests._helpers import refuses
 
 
 def test_a_resumed_run_keeps_its_optimizer() -> None:
@@ -39,7 +39,7 @@ def test_a_resumed_run_keeps_its_optimizer() -> None:
         (OptimSpec("adamw"), no_decay, "optim.weight_decay: can't be turned on or off"),
     )
     for resumed, earlier, message in refused:
-        with pytest.raises(UserError, match=message):
+        with refuses(message):
             resumed.check_resumed(earlier.settings())
 
 
@@ -49,7 +49,7 @@ def test_an_optimizer_that_needs_a_gpu_or_a_package_is_refused_in_a_line(
     name: str, needs: str, kwargs: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=f"^optim.name: {name} .*CUDA required for (?i:{needs})"):
+    with refuses(f"^optim.name: {name} .*CUDA required for (?i:{needs})"):
         build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs=kwargs))
 
 
@@ -134,7 +134,5 @@ def test_a_schedule_of_ones_own_follows_the_warm_up() -> None:
         schedule.step()
     assert rates == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
     assert spec.settings()["schedule"] == "Halves"
-    with pytest.raises(
-        UserError, match=r"optim\.schedule: object needs the method factor\(progress"
-    ):
+    with refuses(r"optim\.schedule: object needs the method factor\(progress"):
         OptimSpec(schedule=object())

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main
+from tests._files import read_json, write_json
 from tests._helpers import StopwatchHere, draw_folder, save_teacher, write_recipe
 
 HUGE = 20 * 2**30  # bytes that a sparse file claims
@@ -57,11 +58,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reached(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """By command the names in the run's folder that it opens, makes, renames or removes; by a fork, as a hook stays."""
     root = tmp_path_factory.mktemp("reached")
-    status, _ = forked(
-        lambda: (root / "names.json").write_text(json.dumps(touched(made, root / "c"))), LIMIT_S
-    )
+    status, _ = forked(lambda: write_json(root / "names.json", touched(made, root / "c")), LIMIT_S)
     assert status == 0
-    return json.loads((root / "names.json").read_text())
+    return read_json(root / "names.json")
 
 
 def _items(command: str, run: Path) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ from kd import fit_to_machine, processes
 from kd.errors import RunError, UserError
 from scripts import house
 from tests._forks import skip_forks_beside_a_gpu
+from tests._helpers import refuses
 
 COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast", "broadcast_object_list",
@@ -148,7 +149,7 @@ def fail_alone(rank: int, folder: str) -> None:
     assert processes.in_each(lambda: rank) == rank
     by_first = partial(processes.by_first, strategy)
     for share, failing in ((by_first, 0), (processes.in_each, 0), (processes.in_each, 1)):
-        with pytest.raises(UserError, match="^data.batch_size: planted$"):
+        with refuses("^data.batch_size: planted$"):
             share(partial(fails, UserError("data.batch_size: planted"), failing))
         expected = (
             (OSError, "^planted") if rank == failing else (RunError, f"^rank {failing}: planted$")
@@ -176,7 +177,7 @@ def take_long(rank: int, folder: str) -> None:
         if error is None:
             assert processes.by_first(strategy, compute) == "done"
         else:
-            with pytest.raises(UserError, match="^planted$"):
+            with refuses("^planted$"):
                 processes.by_first(strategy, compute)
     dist.destroy_process_group()
 
@@ -198,7 +199,7 @@ def decide_and_fail(rank: int, folder: str) -> None:
     teacher = SimpleNamespace(cache_modes={"auto"}, is_shared_out=False)
     with (
         mock.patch.object(fit_to_machine, "cache_pays", fails),
-        pytest.raises(UserError, match="^data.source.root: planted$"),
+        refuses("^data.source.root: planted$"),
     ):
         fit_to_machine._choose_cache(run, teacher, None)  # type: ignore[arg-type]
     dist.destroy_process_group()

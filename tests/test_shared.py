@@ -1,6 +1,5 @@
 """On real photographs and a real teacher, where KD_SHARED names them."""
 
-import json
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from kd.cli import eval_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
+from tests._files import read_json
 from tests._helpers import WITHOUT_TEACHER, Command
 from tests._runs import summary_of
 
@@ -67,7 +67,7 @@ def test_a_short_run_of_the_grocery_recipe_and_its_evaluation(
     assert summary["teacher"]["val"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
     assert summary["student"]["val"]["acc1"] > 0.2  # without its teacher's layers: near 1/81
     assert eval_main([str(folder)]) == 0
-    found = json.loads((folder / "eval_val.json").read_text())
+    found = read_json(folder / "eval_val.json")
     assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
     best = summary["student"]["best_val"]["acc1"]
     assert found["student"]["acc1"] == pytest.approx(best, abs=0.03)

@@ -14,7 +14,7 @@ from kd.config import parts as listed
 from kd.config.kinds import read
 from kd.run import keys
 from kd.run.gate import check_foreign
-from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
+from tests._helpers import ROOT, draw_folder, refuses, save_teacher, write_recipe
 from tests._stranger import result_of
 
 
@@ -91,7 +91,6 @@ def test_a_students_file_asks_neither_the_hub_nor_timm(folder: Path, tmp_path: P
     from safetensors.torch import load_file, save
 
     import kd
-    from kd.errors import UserError
     from kd.storage.weights_files import read_metadata
 
     student = folder / "runs" / "tiny" / "000" / "student.safetensors"
@@ -108,5 +107,5 @@ def test_a_students_file_asks_neither_the_hub_nor_timm(folder: Path, tmp_path: P
     file.write_bytes(
         save(load_file(student), {**read_metadata(student), "builder": json.dumps(builder)})
     )
-    with pytest.raises(UserError, match="its model is built by kd.models.hugging_face"):
+    with refuses("its model is built by kd.models.hugging_face"):
         kd.load_student(file)

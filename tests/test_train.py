@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
+from tests._files import read_json
 from tests._forks import as_program, run_ranks, start, status_of
 from tests._helpers import ACCELERATOR, WITHOUT_TEACHER, Command, plain_answers, write_recipe
 from tests._runs import (
@@ -225,7 +226,7 @@ def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
     plain: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert eval_main([str(plain)]) == 0
-    found = json.loads((plain / "eval_val.json").read_text())
+    found = read_json(plain / "eval_val.json")
     assert found["pictures"] == 16
     assert {"acc1", "acc5", "agreement"} <= set(found["student"])
     assert "teacher" in capsys.readouterr().out
@@ -260,7 +261,7 @@ def test_eval_of_another_folder_and_split(plain: Path, pictures: Path, tmp_path:
         (["split=train", "data.batch_size=3"], "eval_train.json", 48),
     ):
         assert eval_main([str(plain), *words]) == 0
-        assert json.loads((plain / file).read_text())["pictures"] == count
+        assert read_json(plain / file)["pictures"] == count
     assert (plain / "eval_val.json").read_bytes() == own
 
 
@@ -339,7 +340,7 @@ def test_two_processes_see_what_one_sees(recipe: Path, on_two: Path) -> None:
     summaries = [summary_of(f) for f in (single, on_two)]
     assert summaries[0]["student"]["val"] == summaries[1]["student"]["val"]
     assert summaries[0]["teacher"] == summaries[1]["teacher"]
-    faithful = [json.loads((f / "fidelity.json").read_text()) for f in (single, on_two)]
+    faithful = [read_json(f / "fidelity.json") for f in (single, on_two)]
     assert faithful[0]["pictures"] == faithful[1]["pictures"] == summaries[0]["data"]["val"]
     assert faithful[0]["per_class"] == faithful[1]["per_class"]
     for key in ("agreement", "kl"):

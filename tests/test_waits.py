@@ -4,7 +4,6 @@ Of each kind of training the third step counts: the first ones may settle what i
 and two ranks is watched by :mod:`tests._as_if_on_gpu`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +49,7 @@ from kd.teachers import Ensemble, FrozenTeacher
 from kd.teachers.answer_codec import Codec, Half, TopK
 from tests._as_if_on_gpu import train_as_if_on_gpu
 from tests._fake_gpu import CUDA, Waits, backward, gpu
+from tests._files import read_json
 from tests._forks import run_ranks
 
 N, SIDE, CLASSES = 4, 32, 12
@@ -432,7 +432,7 @@ def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[t
         "trainer.precision=32-true",
     ]
     run_ranks(items, log, program=train_as_if_on_gpu(record, *planted))
-    of_ranks = [json.loads(record.with_suffix(f".{rank}").read_text()) for rank in range(2)]
+    of_ranks = [read_json(record.with_suffix(f".{rank}")) for rank in range(2)]
     for of_rank in of_ranks:
         assert of_rank["batches"]["training"] >= 6
         assert of_rank["batches"]["validation"] >= 4

@@ -1,7 +1,6 @@
 """The best validation is one, whoever tells of it: the exported weights, the summary, the page, the search."""
 
 import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from kd.fleet.tuning.plan import SearchObjective
 from kd.report.facts import Facts
 from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
+from tests._files import read_json
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
 from tests._pages import sections_of
@@ -168,7 +168,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     best = summary["student"]["best_val"]
     assert (best["agreement"], best["epoch"], best["step"]) == (1, 1, 2)
     assert best["acc1"] == pytest.approx(float(measured[0]["val/acc1"]), abs=1e-6)
-    faithful = json.loads((run / "fidelity.json").read_text())
+    faithful = read_json(run / "fidelity.json")
     assert (faithful["agreement"], round(faithful["kl"], 6)) == (1, best["kl"])
     assert summary["student"]["val"]["kl"] > best["kl"] + 0.1, "damaged since"
     assert Facts(read_run(run)).best_val() == best["acc1"]
@@ -218,14 +218,14 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
     assert "before the first step" in finding["text"]
     assert "the start itself is exported" in finding["text"]
     assert finding["lever"].startswith("try a lower optim.lr (it was 3)")
-    assert json.loads((run / "fidelity.json").read_text())["agreement"] == pytest.approx(
+    assert read_json(run / "fidelity.json")["agreement"] == pytest.approx(
         start["agreement"], abs=1e-5
     )
     with (run / "metrics.csv").open() as file:
         measured = [row for row in csv.DictReader(file) if row["val/acc1"]]
     assert len(measured) == 2, "the start is no epoch"
     assert main("eval", [str(run)]) == 0
-    assert json.loads((run / "eval_val.json").read_text())["student"]["acc1"] == (
+    assert read_json(run / "eval_val.json")["student"]["acc1"] == (
         pytest.approx(start["acc1"], abs=1e-5)
     )
     assert "student, the start (kept)" in printed.out
@@ -256,5 +256,5 @@ def test_without_a_validation_the_last_weights_are_exported(tmp_path: Path) -> N
     assert student["start_val"]["acc1"] > 0.8
     assert not (run / "fidelity.json").exists()
     assert main("eval", [str(run)]) == 0
-    measured = json.loads((run / "eval_val.json").read_text())["student"]
+    measured = read_json(run / "eval_val.json")["student"]
     assert measured["acc1"] < student["start_val"]["acc1"] - 0.2

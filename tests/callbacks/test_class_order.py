@@ -1,6 +1,5 @@
 """A teacher whose classes are in another order is recognised before the first step, and told how to be used."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from kd.callbacks.class_order import MOST_CLASSES, ClassOrder, Confusions, better_order
 from kd.cli import train_main
 from kd.proof.luck import SIGMAS
+from tests._files import read_json
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import Command
 from tests._runs import run_folders, summary_of
@@ -37,7 +37,7 @@ def test_another_order_of_classes_is_found_named_and_written(
     file = shuffled.parent / "runs" / "tiny" / "teacher_classes.json"
     assert "its classes are in another order, in the one found it reaches" in said
     assert f"%: model.teacher.classes={file}" in said
-    assert json.loads(file.read_text()) == ["dates", "cake", "apple", "bread"]
+    assert read_json(file) == ["dates", "cake", "apple", "bread"]
     assert run_folders(shuffled) == before
 
     # With too many classes for a search the key is named all the same.

@@ -21,7 +21,6 @@ from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint, shards
 from kd.data.sources.shards import PICTURE
-from kd.errors import UserError
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
 from tests._files import write_json
@@ -167,7 +166,7 @@ def test_an_index_that_lies_is_refused_before_anything_is_read(
     if key in head:
         head[key] = value
     write_json(tmp_path / "pack" / "train.json", head)
-    with pytest.raises(UserError, match=re.escape(message)):
+    with refuses(re.escape(message)):
         Shards(f"{url}{tmp_path}/pack").load("train").read(0)
     assert not (tmp_path / "cache").exists()
 

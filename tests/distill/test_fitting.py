@@ -1,20 +1,17 @@
 """What goes together: losses, batches, teachers."""
 
-import pytest
-
 from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch
-from kd.errors import UserError
 from kd.losses import KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
 from kd.tasks import Classification, Regression
+from tests._helpers import refuses
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
     check_batch({"kd": KDLoss(), "sp": SPLoss()}, 2, 1)
     check_batch({"sp": SPLoss(gather=True)}, 1, 2)
-    with pytest.raises(
-        UserError,
-        match=r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1",
+    with refuses(
+        r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1"
     ):
         check_batch({"sp": SPLoss(gather=False)}, 1, 2)
 

@@ -11,15 +11,24 @@ import timm
 import torch
 
 from kd.cli import main
-from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives
 from kd.losses import targets
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.tasks.features import rank_of_gram
 from kd.tasks.label_free import HeldOut
+from tests._files import read_json
 from tests._forks import run_ranks
-from tests._helpers import ARCH, CLASSES, TINY, Command, draw_folder, save_teacher, write_recipe
+from tests._helpers import (
+    ARCH,
+    CLASSES,
+    TINY,
+    Command,
+    draw_folder,
+    refuses,
+    save_teacher,
+    write_recipe,
+)
 from tests._runs import run_of, student_of, summary_of
 
 HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
@@ -228,7 +237,7 @@ def test_kd_eval_finds_what_training_found(
 ) -> None:
     """The best epoch's student, from its file alone; and two runs side by side."""
     assert main("eval", [str(probed)]) == 0
-    found = json.loads((probed / "eval_val.json").read_text())
+    found = read_json(probed / "eval_val.json")
     best = summary_of(probed)["student"]["best_val"]
     assert {k: found["student"][k] for k in ("knn1", "probe1")} == {
         k: best[k] for k in ("knn1", "probe1")
@@ -332,7 +341,7 @@ def test_a_search_knows_what_is_measured(made: Path) -> None:
         ("val/feature_loss", False)
     ]
     assert _objectives("val/dino_summary_loss", config, ())[0].name == "val/dino_summary_loss"
-    with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
+    with refuses("objective: no run reports 'val/knn1'"):
         _objectives("val/knn1", config, ())
 
 

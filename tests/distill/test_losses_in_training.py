@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from kd.cli import train_main
 from kd.data.info import DataInfo
 from kd.distill.step import Distillation
-from kd.errors import UserError
 from kd.losses import (
     CRDLoss,
     CWDLoss,
@@ -38,7 +37,7 @@ from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.tasks import Classification, MultiLabel, Regression
 from tests._forks import run_ranks
-from tests._helpers import ARCH, CLASSES, TINY, Command, write_recipe
+from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 LEARNT = "student.objective.losses"  # where checkpoints keep the losses' parameters
@@ -389,7 +388,7 @@ def test_what_a_loss_is_not_defined_for_is_refused(
 
     if len(info.classes) == 2:
         teacher = save_teacher(tmp_path / "two.safetensors", 2)
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
         module(teacher, info, distill_losses=losses, **extra)
 
 

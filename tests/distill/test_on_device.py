@@ -16,10 +16,10 @@ from kd.data.targets import LabelSets, Numbers, Targets
 from kd.distill.classifier import _features_and_targets
 from kd.distill.inherit import inherit_together
 from kd.distill.on_device import CPU, fitting_on
-from kd.errors import UserError
 from kd.models import Preprocess
 from kd.models.taps import Taps
 from tests._fake_gpu import CUDA, gpu
+from tests._helpers import refuses
 
 INPUT = Preprocess(32, (0.5,) * 3, (0.25,) * 3)
 THEIRS = Preprocess(32, (0.4,) * 3, (0.2,) * 3)
@@ -74,7 +74,7 @@ def test_each_family_is_fitted_on_the_device_alone(name: str, on_gpu: None) -> N
 
 def test_where_the_memory_is_too_small_the_key_is_named(on_gpu: None) -> None:
     layer = nn.Linear(2, 2)
-    said = pytest.raises(UserError, match=r"model\.student\.inherit_pictures: .* fewer pictures")
+    said = refuses(r"model\.student\.inherit_pictures: .* fewer pictures")
     with said, fitting_on(CUDA, layer):
         raise torch.cuda.OutOfMemoryError
     assert layer.weight.device == CPU

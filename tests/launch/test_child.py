@@ -15,6 +15,7 @@ import pytest
 from kd.launch.child import reason_in, start_kd_train
 from kd.launch.cluster import recognise_launcher
 from kd.launch.sagemaker import channel_folder, container, tell_failure
+from tests._files import write_json
 from tests._forks import ForkedRun, as_program, start
 
 
@@ -123,7 +124,7 @@ def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text(settings)
     resources = {"hosts": hosts, "current_host": "algo-1"}
-    (config / "resourceconfig.json").write_text(json.dumps(resources))
+    write_json(config / "resourceconfig.json", resources)
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     if from_toolkit:
         monkeypatch.setenv("SM_HPS", settings)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from kd.cli import train_main
-from kd.errors import UserError
 from kd.launch.cluster import RANKS, Cluster, is_rank_zero, marker, recognise_launcher
 from kd.launch.ray_nodes import prepare_data
+from tests._files import write_json
 from tests._forks import start, status_of
+from tests._helpers import refuses
 
 NOWHERE = Path("/nonexistent")
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "night", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"}
@@ -112,7 +113,7 @@ def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None)
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_an_error_in_one_line(env: dict[str, str], told: str) -> None:
-    with pytest.raises(UserError, match=told) as error:
+    with refuses(told) as error:
         recognise_launcher(env, NOWHERE)
     assert "\n" not in str(error.value)
 
@@ -153,15 +154,13 @@ def test_one_process_speaks_for_the_job(
 def test_sagemakers_resource_file(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
     alone = of_groups(homogeneousCluster=("ml.p4d.24xlarge", ["algo-2", "algo-1"]))
-    file.write_text(
-        json.dumps({**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"})
+    write_json(
+        file, {**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"}
     )
     assert recognise_launcher({"SM_NUM_GPUS": "8"}, file) == Cluster(
         "SageMaker", 2, 8, OF_HOST_2 | ETH0
     )
-    with pytest.raises(
-        UserError, match="SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"
-    ):
+    with refuses("SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"):
         recognise_launcher({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}, file)
 
 
@@ -172,9 +171,7 @@ def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
     found = {}
     for group in FOOD["instance_groups"]:
         for host in group["hosts"]:
-            file.write_text(
-                json.dumps({**FOOD, "current_host": host, key: group["instance_group_name"]})
-            )
+            write_json(file, {**FOOD, "current_host": host, key: group["instance_group_name"]})
             found[host] = recognise_launcher({}, file)
     main = {"MASTER_ADDR": "algo-2", "MASTER_PORT": "29500", **ETH0}
     for rank, host in enumerate(("algo-2", "algo-3")):
@@ -212,10 +209,10 @@ def test_roles_of_groups(
     groups: dict, role: str | None, outcome: list[str] | str, tmp_path: Path
 ) -> None:
     file = tmp_path / "resourceconfig.json"
-    file.write_text(json.dumps({**of_groups(**groups), "current_host": "1"}))
+    write_json(file, {**of_groups(**groups), "current_host": "1"})
     env = {"KD_ROLE": role} if role else {}
     if isinstance(outcome, str):
-        with pytest.raises(UserError, match=outcome):
+        with refuses(outcome):
             recognise_launcher(env, file)
         return
     found = recognise_launcher(env, file)
@@ -227,17 +224,12 @@ def test_roles_of_groups(
 
 def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
-    file.write_text(
-        json.dumps({**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"})
-    )
-    with pytest.raises(
-        UserError, match="current_group_name: dnn_group, but algo-1 is listed in 'data_group'"
-    ):
+    write_json(file, {**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"})
+    with refuses("current_group_name: dnn_group, but algo-1 is listed in 'data_group'"):
         recognise_launcher({}, file)
-    file.write_text(json.dumps({**FOOD, "hosts": ["algo-1"], "current_host": "algo-1"}))
-    with pytest.raises(
-        UserError,
-        match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1",
+    write_json(file, {**FOOD, "hosts": ["algo-1"], "current_host": "algo-1"})
+    with refuses(
+        "instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1"
     ):
         recognise_launcher({}, file)
 
@@ -274,7 +266,7 @@ def test_a_port_of_ray_that_is_no_port_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("KD_RAY_PORT", port)
     machine = Cluster("KD_ROLE", num_nodes=1, devices=None, role="data", data_nodes=1)
     message = f"KD_RAY_PORT: must be a whole number from 1 to 65535, got '{port}'"
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
         prepare_data(machine)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kd.errors import UserError
 from kd.launch.processes import check_processes, started
 from kd.storage.elsewhere import json_of
 from tests._forks import start, status_of
+from tests._helpers import refuses
 from tests._runs import run_of
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
@@ -117,7 +117,7 @@ def test_what_fits_is_taken(
 def test_what_does_not_fit_is_refused_in_a_line(
     env: dict[str, str], devices: int, nodes: int, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with refuses(message) as error:
         check_processes(trainer(devices, nodes), env)
     assert "\n" not in str(error.value)
 

@@ -1,17 +1,16 @@
 """A run in SageMaker's container: what comes in, what must come out, and what an interruption leaves."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import timm
 
-from kd.errors import UserError
 from kd.launch.sagemaker import _as_text, channel_folder
 from kd.run.request import merge, translate, with_folders
+from tests._files import write_json
 from tests._forks import start, status_of
-from tests._helpers import write_recipe
+from tests._helpers import refuses, write_recipe
 from tests._runs import disturb, summary_of
 
 
@@ -24,9 +23,9 @@ def make_container(
     data.mkdir()
     (data / "train").symlink_to(pictures)
     (folder / "output").mkdir()
-    (config / "hyperparameters.json").write_text(json.dumps(settings))
-    (config / "resourceconfig.json").write_text(
-        json.dumps({"hosts": list(hosts), "current_host": here or hosts[0]})
+    write_json(config / "hyperparameters.json", settings)
+    write_json(
+        config / "resourceconfig.json", {"hosts": list(hosts), "current_host": here or hosts[0]}
     )
     return folder
 
@@ -100,9 +99,9 @@ def test_hyperparameters_and_the_command_line() -> None:
     )
     assert (request.overrides, request.recipe) == (["optim.lr=0.10", "seed=3"], "tiny")
     assert request.overlays == ["audit", "zero"]
-    with pytest.raises(UserError, match="seed: 3 on the command line, but 4 in SM_HPS"):
+    with refuses("seed: 3 on the command line, but 4 in SM_HPS"):
         merge(request, {"seed": "4"}, "SM_HPS")
-    with pytest.raises(UserError, match="SM_HPS: no key '--x'"):
+    with refuses("SM_HPS: no key '--x'"):
         merge(request, {"--x": "4"}, "SM_HPS")
 
 
@@ -118,7 +117,7 @@ def test_channels_by_name(tmp_path: Path) -> None:
     assert channel_folder("channel:train/photos", env) == "/data/train/photos"
     (tmp_path / "input" / "data" / "More-Food").mkdir(parents=True)
     assert channel_folder("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
-    with pytest.raises(UserError, match="no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
+    with refuses("no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
         channel_folder("channel:val", env)
 
 

@@ -16,11 +16,10 @@ from torch import nn
 from kd.callbacks.summary import Summary
 from kd.cli import train_main
 from kd.data.sampler import TrainBatches
-from kd.errors import UserError
 from kd.module.resume import Resume
 from kd.optim import warmup_cosine
 from tests._forks import start, start_ranks, status_of
-from tests._helpers import Command, draw_folder, write_recipe
+from tests._helpers import Command, draw_folder, refuses, write_recipe
 from tests._kills import main as kill_in_a_row
 from tests._runs import callback, run_of, summary_of
 
@@ -389,5 +388,5 @@ def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
     resume.check_states(checkpoint, trainer, nn.Module())
     assert resume._optimizer_states is None
     checkpoint["lr_schedulers"] = [{"last_epoch": -2}]
-    with pytest.raises(UserError, match=r"last.ckpt: lr_schedulers.0.last_epoch: must not be"):
+    with refuses(r"last.ckpt: lr_schedulers.0.last_epoch: must not be"):
         resume.check_states(checkpoint, trainer, nn.Module())

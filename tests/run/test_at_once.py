@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from kd.cli import commands
 from kd.config import parts as listed
 from kd.data.sources import identity
-from kd.errors import REFUSED_LOSSES, UserError
+from kd.errors import REFUSED_LOSSES
 from kd.run.build import build
 from kd.run.checks import check_warmup
 from kd.run.pictures import list_to_train, said_when_slow
@@ -21,7 +21,8 @@ from kd.run.request import translate
 from kd.run.run import Run
 from kd.settings import ALLOWED_LOSSES, OVER_LOGITS
 from kd.ship.predict_words import ANSWERS, answers_of, check_out
-from tests._helpers import ROOT, draw_folder
+from tests._files import write_json
+from tests._helpers import ROOT, draw_folder, refuses
 from tests._runs import summary_of
 
 PROGRAM = """\
@@ -246,7 +247,7 @@ def stopped_copy(finished: Path, folder: Path) -> Path:
     shutil.copytree(finished, folder)
     summary = summary_of(folder)
     summary |= {"status": "interrupted", "epochs": 3}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    write_json(folder / "summary.json", summary)
     return folder
 
 
@@ -271,7 +272,7 @@ def test_features_go_to_no_table(metadata: dict[str, str], tmp_path: Path) -> No
     save_file({"weight": np.zeros(1, np.float32)}, file, about)
     answers = answers_of(file)
     assert answers == "features"
-    with pytest.raises(UserError, match="out: must end in .npz for features, got 'x.csv'"):
+    with refuses("out: must end in .npz for features, got 'x.csv'"):
         check_out(answers, Path("x.csv"))
 
 
@@ -401,7 +402,7 @@ STILL = [
 )  # fmt: skip
 def test_a_setting_without_effect_is_refused(word: str) -> None:
     request = translate(["recipe=photos", *STILL, "trainer.gradient_clip_val=null", word])
-    with pytest.raises(UserError, match=rf"^{word.partition('=')[0]}: .* has no effect with "):
+    with refuses(rf"^{word.partition('=')[0]}: .* has no effect with "):
         request.check_read(request.resolved())
     on = ["data.augment.rotation=5", "data.augment.mixup=1", "trainer.gradient_clip_val=1"]
     request = translate(["recipe=photos", *STILL, *on, word])

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from kd.cli import main
-from kd.errors import UserError
 from kd.report.tables import Table, results_of
 from kd.ship.cascade_rule import read_rule
 from kd.storage.of_weights import write_of_weights
 from kd.storage.student_metadata import weights_digest
-from tests._helpers import CLASSES, Command, other_weights
+from tests._files import read_json, write_json
+from tests._helpers import CLASSES, Command, other_weights, refuses
 from tests._serving import serving
 
 
@@ -38,16 +38,16 @@ def test_the_curve_and_the_rule(with_test: Path, printed: Command) -> None:
     assert title in " ".join(out.split())
     assert "share=0.8: threshold " in out
     assert "checked on 32 others: " in out
-    found = json.loads((measured / "eval_test.json").read_text())
+    found = read_json(measured / "eval_test.json")
     cascade = found["cascade"]
-    kept = json.loads((measured / "cascade.json").read_text())
+    kept = read_json(measured / "cascade.json")
     assert kept.pop("weights") == weights_digest(measured)
     assert kept == cascade
     assert cascade["curve"][0]["accuracy"] == pytest.approx(found["student"]["acc1"])
     assert cascade["curve"][-1]["accuracy"] == pytest.approx(found["teacher"]["acc1"])
     last = cascade["curve"][-1]
     assert last["ms"] == pytest.approx(cascade["student_ms"] + cascade["teacher_ms"])
-    assert json.loads((measured / "looks.json").read_text())["looks"][0]["pictures"] == 64
+    assert read_json(measured / "looks.json")["looks"][0]["pictures"] == 64
     rule = read_rule(measured)
     assert rule.threshold == cascade["threshold"]
 
@@ -80,7 +80,7 @@ def test_a_rule_is_for_the_weights_it_was_measured_with(measured: Path) -> None:
     before = file.read_bytes()
     other_weights(measured)
     for key in ("defer", "to=cascade"):
-        with pytest.raises(UserError, match=f"^{key}: .*made from other weights"):
+        with refuses(f"^{key}: .*made from other weights"):
             read_rule(measured, key)
     file.write_bytes(before)
     assert 0 < read_rule(measured).threshold <= 1
@@ -90,9 +90,9 @@ def test_served_the_answer_says_who_gave_it(measured: Path) -> None:
     """Of the test split's pictures those below the threshold are the teacher's, as both models say alone under ``/v2``."""
     pytest.importorskip("onnxruntime")
     pictures = sorted((measured.parent / "data" / "test").rglob("*.*"))[:24]
-    found = json.loads((measured / "cascade.json").read_text())
+    found = read_json(measured / "cascade.json")
     median = {**found, "threshold": found["scores"][50]}
-    (measured / "cascade.json").write_text(json.dumps(median))
+    write_json(measured / "cascade.json", median)
     rule = read_rule(measured)
     with serving(measured, "teacher=true", "defer=true") as (port, _):
         with_rule = [posted(port, picture) for picture in pictures]
@@ -100,7 +100,7 @@ def test_served_the_answer_says_who_gave_it(measured: Path) -> None:
         metrics = (
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         )
-    (measured / "cascade.json").write_text(json.dumps(found))
+    write_json(measured / "cascade.json", found)
     by = []
     for mine, (student, teacher) in zip(with_rule, alone, strict=True):
         asks = max(student) < rule.threshold
@@ -140,7 +140,7 @@ def test_too_few_pictures_are_refused(finished: Path, refusal: Command) -> None:
 
 def test_a_damaged_rule_is_refused(measured: Path) -> None:
     write_of_weights(measured, "cascade.json", {"score": 3})
-    with pytest.raises(UserError, match="can't be read"):
+    with refuses("can't be read"):
         read_rule(measured)
 
 
@@ -155,7 +155,7 @@ def test_exported_both_models_answer_under_ten_lines(
     assert names >= {"student", "teacher", "cascade", "cascade.json", "answer.py"}
     monkeypatch.chdir(folder)
     answer = runpy.run_path("answer.py")["answer"]
-    height, width = json.loads((folder / "manifest.json").read_text())["size"]
+    height, width = read_json(folder / "manifest.json")["size"]
     files = sorted((measured.parent / "data" / "test").rglob("*.*"))[:16]
     views = [np.asarray(Image.open(file).convert("RGB").resize((width, height))) for file in files]
     logits, asks = answer(np.stack(views))
@@ -192,7 +192,7 @@ def check_triton(
     program = runpy.run_path(str(folder / "cascade" / "1" / "model.py"))
     model = program["TritonPythonModel"]()
     model.initialize({})
-    assert model.rule == json.loads((folder / "cascade.json").read_text())
+    assert model.rule == read_json(folder / "cascade.json")
     shifted = np.exp(student - student.max(1, keepdims=True))
     sure = shifted.max(1) / shifted.sum(1)
     model.rule["threshold"] = float(np.median(sure))

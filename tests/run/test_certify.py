@@ -1,6 +1,5 @@
 """``kd-eval margin=``: which pictures may certify a run, what is counted, and the words."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import kd
 from kd.cli import main
 from kd.report.tables import Table, results_of
 from kd.run.eval_options import EvalOptions
+from tests._files import read_json
 from tests._helpers import Command, other_weights
 
 
@@ -23,7 +23,7 @@ def test_a_run_is_certified_on_test_and_each_look_is_counted(
     out = printed("eval", [str(with_test), "margin=40", root])
     assert "the student not worse than the teacher by more than 40 points of accuracy: " in out
     assert "split test: measured once for this run (looks.json)" in out
-    found = json.loads((with_test / "eval_test.json").read_text())
+    found = read_json(with_test / "eval_test.json")
     certificate = found["certificate"]
     assert certificate["pictures"] == found["pictures"] == 64
     counts = [certificate[k] for k in ("both_right", "only_reference", "only_candidate")]
@@ -128,7 +128,7 @@ def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> Non
     )
     before = 0
     if (with_test / "looks.json").is_file():
-        before = len(json.loads((with_test / "looks.json").read_text())["looks"])
+        before = len(read_json(with_test / "looks.json")["looks"])
     both = [
         subprocess.Popen(
             [sys.executable, "-c", code],
@@ -146,7 +146,7 @@ def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> Non
         process.stdin.write("\n")
         process.stdin.flush()
     assert [process.wait() for process in both] == [0, 0]
-    assert len(json.loads((with_test / "looks.json").read_text())["looks"]) == before + 80
+    assert len(read_json(with_test / "looks.json")["looks"]) == before + 80
 
 
 def test_each_picture_is_looked_up_once(with_test: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """``kd-eval disputed=true``: the labels that a teacher disputes, in the terminal, a table and the report."""
 
 import csv
-import json
 import os
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from kd.data.sources import FoodTagMini
 from kd.report.tables import Gallery, results_of
+from tests._files import read_json
 from tests._helpers import Command
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -43,7 +43,7 @@ def test_wrong_labels_of_drawn_pictures_come_first(
     assert "are disputed: a fit of the student's features" in printed(
         "eval", [*words, f"out={out}"]
     )
-    found = json.loads(out.read_text())["disputed"]
+    found = read_json(out)["disputed"]
     listed = ["/".join(Path(row["picture"]).parts[-2:]) for row in found["labels"]]
     assert len(wrong) == 32
     assert sum(name in wrong for name in listed[:32]) >= 24
@@ -59,7 +59,7 @@ def test_a_run_has_table_and_page(with_test: Path, printed: Command) -> None:
     assert "labels of train" in out
     assert "disputed_labels.csv" in out
     assert "are disputed: a fit of the teacher's features" in out
-    found = json.loads((with_test / "eval_train.json").read_text())["disputed"]
+    found = read_json(with_test / "eval_train.json")["disputed"]
     with (with_test / "disputed_labels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["picture"] for row in rows] == [row["picture"] for row in found["labels"]]

@@ -1,6 +1,5 @@
 """``kd-eval RUN pays=DIR``: what a distilled backbone is worth, measured on real runs of tiny models."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from kd.ship.export.student import load_student, untrained_student
 from kd.storage.of_weights import write_of_weights
 from kd.storage.weights_files import read_metadata
 from kd.tasks.features import half_of_each_class, ridge_outcomes
+from tests._files import read_json
 from tests._helpers import ARCH, TINY, Command, other_weights, save_teacher, write_recipe
 from tests._hub import hub_with
 from tests._runs import student_of
@@ -89,7 +89,7 @@ def run(distilled: Path, tmp_path: Path) -> Path:
 
 
 def measured(run: Path) -> dict:
-    return json.loads((run / "eval_pays.json").read_text())["probe"]
+    return read_json(run / "eval_pays.json")["probe"]
 
 
 def files_of(folder: Path, split: str) -> tuple[list[Path], Tensor]:
@@ -144,7 +144,7 @@ def test_starts_differ_by_their_weights_alone(run: Path, pale: Path, printed: Co
     means = {name: np.mean(start) for name, start in probe["starts"].items()}
     assert gain["points"] == pytest.approx(100 * (means["distilled"] - means["random"]), abs=1e-3)
     assert gain["low"] <= gain["points"] <= gain["high"]
-    (answer,) = json.loads((run / "eval_pays.json").read_text())["answers"]
+    (answer,) = read_json(run / "eval_pays.json")["answers"]
     assert answer in out
     (table,) = results_of(run, print)["pays"]
     assert isinstance(table, Table) and table.title == "Does it pay?"
@@ -164,7 +164,7 @@ def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -
     assert len(starts["distilled"]) == 2
     over_pretrained = probe["gains"][1]
     assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
-    assert json.loads(out.read_text())["probe"] == probe
+    assert read_json(out)["probe"] == probe
 
 
 def test_pretrained_weights_come_from_the_hub(

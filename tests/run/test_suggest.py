@@ -7,11 +7,11 @@ import pytest
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate, underscored
-from tests._helpers import Command
+from tests._helpers import Command, refuses
 
 
 def test_three_numbers_after_an_option_are_one_value() -> None:
-    with pytest.raises(UserError, match="no key 'input_size'; did you mean 'data.img_size'"):
+    with refuses("no key 'input_size'; did you mean 'data.img_size'"):
         translate(["recipe=grocery_vit", "--input-size", "3", "224", "224"]).resolved()
     request = translate(["--data.img-size", "32", "48", "recipe=grocery_vit"])
     assert request.resolved()["data"]["img_size"] == (32, 48)

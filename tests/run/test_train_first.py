@@ -13,11 +13,11 @@ import yaml
 from safetensors.torch import save_file
 
 from kd.cli import train_main
-from kd.errors import UserError
 from kd.run import train_first
 from kd.run.train_first import trained_teacher
+from tests._files import read_json
 from tests._forks import ForkedRun, start, status_of, survivors
-from tests._helpers import ARCH, ROOT, TINY, Command, run_cli, tiny_vit, write_recipe
+from tests._helpers import ARCH, ROOT, TINY, Command, refuses, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good, summary_of
 
 
@@ -175,7 +175,7 @@ def test_a_trial_run_trains_a_trial_teacher(
     line = f"recipe=own trains one first (as short as this run: {limits}; kept for runs with the same limits)"
     assert line in capfd.readouterr().out
     (summary,) = (home / "cache" / "teachers").glob("own-*/summary.json")
-    assert json.loads(summary.read_text())["steps"] == steps
+    assert read_json(summary)["steps"] == steps
 
 
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_what_no_later_run_needs_of_a_teachers_training_is_deleted(
     assert sorted(path.name for path in final.iterdir()) == ["student.safetensors"]
     assert not (home / "t-00000000.part").exists()
     monkeypatch.setattr(train_first, "run_to_end", lambda *_: 1)
-    with pytest.raises(UserError, match="training t failed"):
+    with refuses("training t failed"):
         trained_teacher([], "55555555", "t", False, {})
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kd.errors import UserError
 from kd.run.build import student_in
 from kd.run.gate import vouched
 from kd.run.request import translate
@@ -21,7 +20,7 @@ from kd.run.trust import (
     trusted_class,
     why_refused,
 )
-from tests._helpers import ROOT
+from tests._helpers import ROOT, refuses
 
 
 def test_refused() -> None:
@@ -43,7 +42,7 @@ def test_what_is_imported_is_in_no_file_from_elsewhere(tmp_path: Path) -> None:
     """A strategy's module is imported."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(STRATEGY)
-    with pytest.raises(UserError, match="trainer.strategy.module: DDP of a file from elsewhere"):
+    with refuses("trainer.strategy.module: DDP of a file from elsewhere"):
         translate([f"recipe={recipe}"]).resolved()
     config = translate([f"recipe={recipe}", "--trust"]).resolved()
     assert config["trainer"]["strategy"]["init_args"]["module"] == "antigravity"
@@ -65,9 +64,9 @@ def test_a_trusted_module_stands_for_its_own_classes_alone(
         assert trusted_class("of_a_user.Net", trusted) is not None
         for name, home in (("Popen", "subprocess.Popen"), ("Tools", "types.SimpleNamespace")):
             message = f"of_a_user.{name} is {home}, of another package than the one that you trust"
-            with pytest.raises(UserError, match=message):
+            with refuses(message):
                 class_named(f"of_a_user.{name}", "", "key", trusted)
-            with pytest.raises(UserError, match=message):
+            with refuses(message):
                 trusted_class(f"of_a_user.{name}", trusted)
     assert class_named("of_a_user.Popen", "", "key", Trust(["of_a_user.Popen"])).__name__ == "Popen"
     assert class_named("of_a_user.Popen", "", "key", Trust([ALL])).__name__ == "Popen"

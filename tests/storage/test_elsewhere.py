@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save
 import kd
 from kd.cli import main
 from kd.config.parts import part
-from kd.errors import UserError
 from kd.run.build import built
 from kd.run.gate import check_foreign
 from kd.run.request import Request
@@ -26,7 +25,7 @@ from kd.run.trust import Trust
 from kd.storage.elsewhere import mapping_of, yaml_of
 from kd.storage.of_weights import write_of_weights
 from tests._files import read_json, read_yaml, write_json
-from tests._helpers import TINY, Refusal, draw_folder, save_teacher, write_recipe
+from tests._helpers import TINY, Refusal, draw_folder, refuses, save_teacher, write_recipe
 from tests._runs import run as trained
 from tests._runs import summary_of
 
@@ -94,9 +93,9 @@ def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
     evil.unlink()
     del sys.modules["evil_code"]
     for trusted in (Trust(), Trust(["other.package"])):
-        with pytest.raises(UserError, match=r"trainer\.callbacks"):
+        with refuses(r"trainer\.callbacks"):
             built(part("callback"), callbacks, "trainer.callbacks", trusted)
-        with pytest.raises(UserError, match=r"x.yaml: trainer\.callbacks"):
+        with refuses(r"x.yaml: trainer\.callbacks"):
             check_foreign(Path("x.yaml"), [config], trusted)
     # at a place of plain values nothing is built, whoever is trusted
     assert built(dict, callbacks[0], "optim.kwargs", Trust(["*"])) == callbacks[0]
@@ -126,7 +125,7 @@ def test_a_recipe_from_elsewhere_names_no_other_machine(
     def settings(*more: str) -> dict:
         return Run.of(Request(str(recipe), [str(file)], [*beside, *more])).config
 
-    with pytest.raises(UserError, match=rf"^{key}: a file from elsewhere names no other machine"):
+    with refuses(rf"^{key}: a file from elsewhere names no other machine"):
         settings()
     settings(f"{key}={value}")  # typed
     monkeypatch.chdir(tmp_path.parent)  # one's own files
@@ -281,7 +280,7 @@ def test_a_students_file_runs_nothing(
     evil.unlink()
     file = copied / "student.safetensors"
     respoken(file, builder=spoilt({"b": BUILDERS[kind]}, evil)["b"])
-    with pytest.raises(UserError, match="student.safetensors: "):
+    with refuses("student.safetensors: "):
         kd.load_student(file)
     for program in ("eval", "predict", "export", "latency") if kind == "a module's" else ():
         more = {"predict": [str(recipe.parent / "data" / "val")], "export": ["to=onnx"]}
@@ -335,7 +334,7 @@ def test_what_a_students_file_says_of_its_model(
     file = tmp_path / "student.safetensors"
     file.write_bytes((run / "student.safetensors").read_bytes())
     respoken(file, **said)
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
         kd.load_student(file)
 
 
@@ -352,7 +351,7 @@ def test_a_transformers_folder_runs_none_of_its_code(
     }
     write_json(tmp_path / "config.json", said)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # it must not be asked
-    with pytest.raises(UserError, match="is no model of transformers"):
+    with refuses("is no model of transformers"):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
     write_json(
         tmp_path / "config.json", {"model_type": "vit", "attn_implementation": "owner/kernel"}
@@ -446,7 +445,7 @@ def test_a_bucket_writes_below_the_cache_alone(
         "",
         "a\0b",
     ):
-        with pytest.raises(UserError, match="leads out of"):
+        with refuses("leads out of"):
             inside(tmp_path / "cache" / "x", name, "resume")
     for url in (
         "reference::file:///tmp/x",

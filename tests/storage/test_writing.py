@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kd.errors import UserError
 from kd.storage import run_urls
 from kd.storage.checkpoints import holder_of, lock_run
 from kd.storage.elsewhere import (
@@ -36,7 +35,7 @@ from kd.storage.writing import (
     write_text,
     write_whole,
 )
-from tests._helpers import Refusal
+from tests._helpers import Refusal, refuses
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def test_a_folder_that_leads_out_is_refused_when_it_is_opened(
     kind: str, name: str, run: Path, outside: Path
 ) -> None:
     intrude(kind, run / name, outside)
-    with pytest.raises(UserError, match=f"{name}: is a (link; kd follows|named pipe; a run)"):
+    with refuses(f"{name}: is a (link; kd follows|named pipe; a run)"):
         guard(run)
 
 
@@ -125,7 +124,7 @@ def test_what_stays_in_a_run_is_let_through(run: Path, outside: Path, tmp_path: 
     (tmp_path / "by-link").symlink_to(run.parent)
     for folder in (run, tmp_path / "by-link" / run.name, run / "none"):
         assert guard(folder) == folder
-    with pytest.raises(UserError, match="by-link/000: is a link"):
+    with refuses("by-link/000: is a link"):
         guard(tmp_path / "by-link" / run.name, within=tmp_path)
     assert guard(run, within=tmp_path) == run
 
@@ -139,7 +138,7 @@ def test_nothing_is_written_through_what_is_in_a_files_place(
     place = run / "records" / "x"
     intrude(kind, place, outside)
     if way in ("appended", "file_for") and kind not in ("hard", "part"):
-        with pytest.raises(UserError, match="x: is a (link|named pipe); a file is written there"):
+        with refuses("x: is a (link|named pipe); a file is written there"):
             WAYS[way](place)
         return
     WAYS[way](place)
@@ -151,11 +150,11 @@ def test_nothing_is_written_through_what_is_in_a_files_place(
 
 def test_folders_and_files_in_each_others_place(run: Path) -> None:
     (run / "export").write_text("a file")
-    with pytest.raises(UserError, match="export: is a file; a folder must be there"):
+    with refuses("export: is a file; a folder must be there"):
         write_text(run / "export" / "x", "")
     (run / "summary.json").mkdir()
     for call in (guard, lambda run: write_text(run / "summary.json", "")):
-        with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
+        with refuses("summary.json: is a folder; a file is written there"):
             call(run)
     assert not list(run.glob("*.part"))
 
@@ -198,7 +197,7 @@ def test_the_holder_of_a_lock_may_ask_who_holds_it(run: Path) -> None:
     with lock_run(run):
         me = f"process {os.getpid()} on {socket.gethostname()}"
         assert holder_of(run) == me
-        with pytest.raises(UserError, match=f"resume: {me} is training in"):
+        with refuses(f"resume: {me} is training in"):
             lock_run(run)
         assert subprocess.check_output([sys.executable, "-c", code], text=True) == f"{me}\n"
     assert holder_of(run) == ""
@@ -237,9 +236,7 @@ def no_text(
 def test_only_a_regular_file_of_a_bounded_size_is_read(
     read: Callable[[Path], object], no_text: Path
 ) -> None:
-    with pytest.raises(
-        UserError, match=r"x: (is a .*only a regular file is read|has [\d,]+ bytes, at most)"
-    ) as found:
+    with refuses(r"x: (is a .*only a regular file is read|has [\d,]+ bytes, at most)") as found:
         read(no_text)
     assert str(pickle.loads(pickle.dumps(found.value))) == str(
         found.value
@@ -250,7 +247,7 @@ def test_only_a_regular_file_of_a_bounded_size_is_read(
 def test_a_folder_that_a_library_reads(tmp_path: Path) -> None:
     regular_files(tmp_path)
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(UserError, match="config.json: is a named pipe"):
+    with refuses("config.json: is a named pipe"):
         regular_files(tmp_path)
 
 
@@ -260,7 +257,7 @@ def test_a_missing_file_stays_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfa\r\n")
     assert text_of(tmp_path / "marked") == "a\r\n"
     (tmp_path / "large").write_bytes(bytes(LARGEST + 1))
-    with pytest.raises(UserError, match="large: has 67,108,865 bytes, at most 64 MB are read"):
+    with refuses("large: has 67,108,865 bytes, at most 64 MB are read"):
         text_of(tmp_path / "large")
 
 
@@ -310,12 +307,12 @@ def test_a_run_in_a_bucket_is_fetched_only_if_it_fits_the_disk(
     try:
         with monkeypatch.context() as few:
             few.setattr(run_urls, "MOST_FILES", 1)
-            with pytest.raises(UserError, match=r"run: .* has 2 files, at most 1 are fetched"):
+            with refuses(r"run: .* has 2 files, at most 1 are fetched"):
                 run_urls.run_at(url)
         usage = shutil.disk_usage(tmp_path)._replace(free=100)
         with monkeypatch.context() as full:
             full.setattr(shutil, "disk_usage", lambda path: usage)
-            with pytest.raises(UserError, match=r"run: .* has 0 MB to fetch, .* has room for 0 MB"):
+            with refuses(r"run: .* has 0 MB to fetch, .* has room for 0 MB"):
                 run_urls.run_at(url)
         assert (run_urls.run_at(url) / "records" / "x.jsonl").stat().st_size == 2000
     finally:

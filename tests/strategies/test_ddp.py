@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kd.errors import UserError
 from kd.strategies.ddp import DDP
-from tests._helpers import write_recipe
+from tests._helpers import refuses, write_recipe
 from tests._ranks import losses, train
 from tests._runs import run, student_of, summary_of
 
@@ -38,7 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     ],
 )
 def test_a_backend_that_is_not_there_is_one_clear_line(module: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
         DDP(backend="gone", module=module)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kd.errors import UserError
 from kd.strategies.ddp import DDP, SMDDPStrategy
 from tests._forks import start_ranks, status_of
+from tests._helpers import refuses
 from tests._runs import run_of, summary_of
 
 HOOK = "smdistributed.dataparallel.torch.torch_smddp"
@@ -67,16 +67,12 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
 
 
 def test_without_the_library_it_is_never_plain_ddp() -> None:
-    with pytest.raises(
-        UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"
-    ):
+    with refuses(f"trainer.strategy: the backend smddp needs the module {HOOK}"):
         SMDDPStrategy()
 
 
 def test_what_smddp_can_not_do_is_refused() -> None:
-    with pytest.raises(
-        UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"
-    ):
+    with refuses("trainer.strategy.compression: must be null with smddp, got 'powersgd'"):
         DDP(backend="smddp", module=HOOK, compression="powersgd")
 
 
@@ -91,5 +87,5 @@ def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "smddp")
     strategy.setup_distributed()
     assert joined == ["smddp"]
-    with pytest.raises(UserError, match="compression: must be null with smddp"):
+    with refuses("compression: must be null with smddp"):
         DDP(backend="SMDDP", module=HOOK, compression="bf16")

@@ -24,11 +24,10 @@ from kd.cli import main
 from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.errors import UserError
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
-from tests._helpers import ROOT, Refusal
+from tests._helpers import ROOT, Refusal, refuses
 from tests._serving import ask, serving
 
 BOUNDARY = "----kd"
@@ -274,7 +273,7 @@ def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
     file.touch()
     for place in (tmp_path, file):
         assert _model(Request(rest=[str(place)]), False) == file
-        with pytest.raises(UserError, match="int8: has no effect on an export"):
+        with refuses("int8: has no effect on an export"):
             _model(Request(rest=[str(place)]), True)
 
 
