@@ -13,7 +13,6 @@ What :class:`kd.callbacks.host_copies.HostCopies` gives back is on the host; to 
 makes with ``device=`` counts as the host's until something of the device is put into it.
 """
 
-import json
 import os
 import traceback
 from collections import Counter
@@ -37,6 +36,7 @@ from torch.utils._pytree import tree_flatten
 from kd.callbacks.host_copies import HostCopies
 from kd.cli import main
 from tests._fake_gpu import CHECKS, INDEXING, READS, SIZES, _is_mask
+from tests._files import write_json
 
 ROOT = Path(__file__).parent.parent
 PLACES = (f"{ROOT / 'kd'}/", f"{ROOT / 'tests'}/", f"{Path(pytorch_lightning.__file__).parent}/")
@@ -237,7 +237,7 @@ def train_as_if_on_gpu(record: Path, *planted: Callable[[], None]) -> Callable[[
             "batches": device.batches,
             "collectives": device.collectives,
         }
-        record.with_suffix(f".{os.environ['LOCAL_RANK']}").write_text(json.dumps(noted))
+        write_json(record.with_suffix(f".{os.environ['LOCAL_RANK']}"), noted)
         return status
 
     return program

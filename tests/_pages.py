@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.records import SCHEMA, RunRecords
+from tests._files import write_json
 from tests._runs import summary_of
 
 BROWSER = next(
@@ -89,11 +90,11 @@ def write_run(
         *({"kind": "health", "step": n, "grad_norm": 1.0 + n / 100, "update_ratio": 1e-3, "agreement": 0.8,
            "teacher_entropy": 0.5, "loss_shares": {"kd": 0.6, "task": 0.4}} for n in range(0, steps, 50)),
     ])  # fmt: skip
-    (folder / "fidelity.json").write_text(json.dumps({
+    write_json(folder / "fidelity.json", {
         "kind": "classification", "pictures": 10, "score": "accuracy", "ece": {"student": 0.1}, "reliability": {},
         "per_class": [{"name": "bibimbap", "count": 5, "student": 1.0}, {"name": "bread", "count": 5, "student": 0.6}],
         "confusions": [{"is": "bread", "called": "bibimbap", "student": 2, "teacher": 0}],
-    }))  # fmt: skip
+    })  # fmt: skip
     save("kernels.rank0.jsonl", [
         {**head, "of": "kernels"},
         {"kind": "kernels", "first": 10, "last": 14, "busy": 0.9, "top": [
@@ -110,14 +111,14 @@ def write_run(
         "recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n"
     )
     (folder / "export").mkdir()
-    (folder / "export" / "latency.json").write_text(json.dumps({"rows": [
+    write_json(folder / "export" / "latency.json", {"rows": [
         {"model": model, "runtime": "torch", "threads": 1, "batch": 1, "median_ms": ms}
-        for model, ms in (("teacher", 80.0), ("student", 9.5))]}))  # fmt: skip
+        for model, ms in (("teacher", 80.0), ("student", 9.5))]})  # fmt: skip
     summary = {"status": "done", "recipe": "demo", "epochs": steps // 100, "wall_s": 3600.0, "kd_version": "0",
                "teacher": {"arch": "vit_large_patch16_224", "params": 300_000_000, "val": {"acc1": 0.9}},
                "student": {"arch": "vit_small_patch16_224", "params": 22_000_000, "val": {"acc1": 0.8}},
                "data": {"train": 6400, "val": 10, "classes": 2}}  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary))
+    write_json(folder / "summary.json", summary)
     return folder
 
 
@@ -137,11 +138,10 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = summary_of(folder)
-    (folder / "summary.json").write_text(
-        json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices})
-    )
-    (folder / "config.yaml").write_text(
-        json.dumps({"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}})
+    write_json(folder / "summary.json", summary | {"wall_s": 3600 * hours, "world_size": devices})
+    write_json(
+        folder / "config.yaml",
+        {"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}},
     )
     return folder
 

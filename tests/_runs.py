@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from kd.cli import train_main
 from kd.report.records import RunRecords, read_run
 from kd.storage.checkpoints import newest_whole
+from tests._files import read_json
 
 
 def run(recipe: Path, *items: str) -> Path:
@@ -38,7 +39,7 @@ def newest_run(recipe: Path) -> RunRecords:
 
 def summary_of(folder: Path) -> dict[str, Any]:
     """A run's ``summary.json``."""
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    found: dict[str, Any] = read_json(folder / "summary.json")
     return found
 
 

@@ -33,6 +33,7 @@ from kd import cli
 from kd.api import RunResult
 from kd.errors import RunError, UserError
 from kd.storage.weights_files import read_metadata
+from tests._files import read_yaml, write_json
 from tests._helpers import draw_folder, save_teacher, tiny_vit, write_recipe
 from tests._stranger import ARGUMENTS, NAMED, forms, places
 
@@ -232,7 +233,7 @@ class World:
 
         torch.save(tiny_vit().state_dict(), self.home / "teacher.pth")
         recipe = write_recipe(self.home / "r.yaml", data, teacher, trainer__max_epochs=1)
-        settings = yaml.safe_load(recipe.read_text())
+        settings = read_yaml(recipe)
         settings["model"]["teacher"] |= {
             "cache": "on",
             "cache_dir": str(self.home / "kept"),
@@ -277,8 +278,9 @@ class World:
         transformers.ViTForImageClassification(config).save_pretrained(self.home / "hf")
         (self.home / "timm").mkdir()
         shutil.copy(self.home / "teacher.safetensors", self.home / "timm" / "model.safetensors")
-        (self.home / "timm" / "config.json").write_text(
-            json.dumps({"architecture": "vit_tiny_patch16_224", "num_classes": 4})
+        write_json(
+            self.home / "timm" / "config.json",
+            {"architecture": "vit_tiny_patch16_224", "num_classes": 4},
         )
         pictures = datasets.load_dataset("imagefolder", data_dir=str(self.folder / "data"))
         pictures["train"].to_parquet(self.home / "ds" / "train-00000-of-00001.parquet")
@@ -338,7 +340,7 @@ class World:
             (self.there / "r.yaml", self.there / "plain.yaml"),
             (self.run / "config.yaml",) * 2,
         ):
-            tree = yaml.safe_load(origin.read_text())
+            tree = read_yaml(origin)
             node = tree
             *above, last = key.split(".")
             for part in above:
@@ -390,7 +392,7 @@ class World:
             elif how == "pickle" or file.suffix != ".json":
                 file.write_bytes(pickle.dumps(Pickled(self.hacked)))
             else:
-                file.write_text(json.dumps(entry("kd_payload.Payload")))
+                write_json(file, entry("kd_payload.Payload"))
 
     def strangers_answers(self, values: dict[str, Any]) -> None:
         file = self.home / "answers.csv"
@@ -413,7 +415,7 @@ class World:
             config |= {"model_type": "evil", "architecture": "evil.Payload", "custom_load": True}
         for name in ("hf", "timm", "ds"):
             place = self.home / name
-            (place / "config.json").write_text(json.dumps(config))
+            write_json(place / "config.json", config)
             shutil.copy(self.there / "evil.py", place / "evil.py")
             shutil.copy(self.there / "evil.py", place / f"{name}.py")
             if how == "pickle":
@@ -447,7 +449,7 @@ class World:
         if how == "folder":  # the journal points at a run of the stranger's
             if not evil.exists():
                 evil.mkdir()
-                tree = yaml.safe_load((self.run / "config.yaml").read_text())
+                tree = read_yaml(self.run / "config.yaml")
                 tree["trainer"]["callbacks"] = [entry("kd_payload.Payload")]
                 (evil / "config.yaml").write_text(yaml.safe_dump(tree, explicit_end=True))
                 self.untouched = self.others()

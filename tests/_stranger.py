@@ -16,8 +16,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kd.config import parts as listed
 from kd.config.kinds import read
 from kd.errors import UserError
@@ -27,6 +25,7 @@ from kd.run.gate import check_foreign
 from kd.run.resolve import resolve
 from kd.run.trust import Trust
 from kd.settings import LearningSettings, TrainerSettings
+from tests._files import read_yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -217,7 +216,7 @@ class Trial:
 
     def parsed(self, key: str, value: object) -> None:
         """The same where the first check is missing: what resolves settings, and what builds."""
-        recipe = yaml.safe_load((self.folder / "r.yaml").read_text())
+        recipe = read_yaml(self.folder / "r.yaml")
 
         def parse() -> None:
             config = resolve([recipe, nested(key, value)])

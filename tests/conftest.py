@@ -188,18 +188,6 @@ def prints(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]],
     return ran
 
 
-@pytest.fixture()
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Sequence[str]], str]:
-    """Runs a command, which must end with status 0: what was printed since the test last read it."""
-    from kd.cli import main
-
-    def ended_well(command: str, words: Sequence[str]) -> str:
-        assert main(command, words) == 0
-        return capsys.readouterr().out
-
-    return ended_well
-
-
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[str]:
     """The address of an S3 server of this machine, whose buckets go by a request."""

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import yaml
 
 from kd.run.request import translate
 from kd.run.run import Run
@@ -12,12 +11,14 @@ from tests._helpers import ROOT
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 from arms import Comparison, merged
 
+from tests._files import read_yaml
+
 FILES = sorted((ROOT / "scripts" / "bench" / "arms").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_arm_resolves(file, tmp_path):
-    needs = yaml.safe_load(file.read_text()).get("needs", {})
+    needs = read_yaml(file).get("needs", {})
     given = {name: "112" if name in ("side", "patch") else str(tmp_path) for name in needs}
     read = Comparison.read(file, given, {}, tmp_path)
     for arm, settings in read.arms.items():

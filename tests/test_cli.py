@@ -173,9 +173,9 @@ def test_class_counts_that_differ(tmp_path: Path, pictures: Path, refusal: Comma
 # -- help --------
 
 
-def test_help_and_list(capsys: pytest.CaptureFixture[str], printed: Command) -> None:
-    assert "recipe=foodtag_vit" in printed("train", ["--help"])
-    out = printed("train", ["--list"])
+def test_help_and_list(capsys: pytest.CaptureFixture[str], prints: Command) -> None:
+    assert "recipe=foodtag_vit" in prints("train", ["--help"])
+    out = prints("train", ["--list"])
     assert all(f"recipe={name}" in out for name in names("recipes"))
     assert all(f"config={name}" in out for name in names("configs"))
     assert train_main([]) == 2

@@ -13,6 +13,7 @@ from kd.cli import kd_main, main
 from kd.commands import pack
 from kd.errors import RunError
 from kd.run.request import Request
+from tests._files import read_yaml
 from tests._helpers import ROOT, Command, write_recipe
 from tests._runs import run_of
 
@@ -47,7 +48,7 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     assert (
         main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0
     )  # a run of one's own
-    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = read_yaml(run / "config.yaml")
     (run / "config.yaml").write_text(
         yaml.safe_dump({**config, "seed": 1})
     )  # no longer what was started here
@@ -55,11 +56,11 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
 
 
 def test_a_recipe_without_a_name_takes_its_files(
-    tmp_path: Path, pictures: Path, printed: Command
+    tmp_path: Path, pictures: Path, prints: Command
 ) -> None:
     recipe = write_recipe(tmp_path / "mine.yaml", pictures, None, recipe=None)
     assert (
-        yaml.safe_load(printed("train", [f"recipe={recipe}", "--print_config"]))["recipe"] == "mine"
+        yaml.safe_load(prints("train", [f"recipe={recipe}", "--print_config"]))["recipe"] == "mine"
     )
 
 
@@ -87,7 +88,7 @@ def test_a_failure_without_a_runs_folder_is_status_1_in_its_own_words(
 
 
 def test_taps_and_teachers_one_field_at_a_time(
-    recipe: Path, teacher: Path, printed: Command
+    recipe: Path, teacher: Path, prints: Command
 ) -> None:
     taps = [
         "model.taps.at.student=blocks.0",
@@ -104,7 +105,7 @@ def test_taps_and_teachers_one_field_at_a_time(
         ([*taps, "model.taps={at: {student: norm, teacher: norm}}"], "taps", None),
         (other, "teachers", None),
     ):
-        found = yaml.safe_load(printed("train", [f"recipe={recipe}", *items, "--print_config"]))[
+        found = yaml.safe_load(prints("train", [f"recipe={recipe}", *items, "--print_config"]))[
             "model"
         ][key]
         assert found == want if want else found

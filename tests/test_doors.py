@@ -14,15 +14,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import yaml
 from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import LightningDataModule, LightningModule
 
 from kd.errors import UserError
 from scripts.house import nodes_of, sources
+from tests._files import read_yaml
 from tests._helpers import ROOT
 
-DOORS = yaml.safe_load((ROOT / "tests" / "doors.yaml").read_text())
+DOORS = read_yaml(ROOT / "tests" / "doors.yaml")
 
 
 def readers(file: Path) -> Iterator[str]:

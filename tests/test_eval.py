@@ -15,14 +15,14 @@ from tests._helpers import ARCH, TINY, Command, plain_answers, save_teacher, tin
 
 
 def test_a_run_and_weights_files_side_by_side(
-    finished: Path, tmp_path: Path, printed: Command
+    finished: Path, tmp_path: Path, prints: Command
 ) -> None:
     """The run's own file again is the run's student; another model differs by points, on the same pictures."""
     torch.manual_seed(0)
     torch.save(timm.create_model("resnet10t", num_classes=4).state_dict(), tmp_path / "other.pth")
     table = tmp_path / "answers.csv"
     words = [str(finished), str(finished / "student.safetensors"), str(tmp_path / "other.pth")]
-    out = printed("eval", [*words, "arch=resnet10t", "img_size=32", f"out={table}"])
+    out = prints("eval", [*words, "arch=resnet10t", "img_size=32", f"out={table}"])
     assert main("eval", [*words, "arch=resnet10t", "img_size=32", f"out={tmp_path}/all.json"]) == 0
     run, same, other = read_json(tmp_path / "all.json")
     assert (run["student"], run["teacher"], run["fidelity"]) == (
@@ -116,12 +116,12 @@ def test_every_setting_of_a_file_counts_in_kd_eval(
     assert found["acc1"] == sum(reverse) / len(reverse)
 
 
-def test_what_a_source_notes_is_printed(finished: Path, tmp_path: Path, printed: Command) -> None:
+def test_what_a_source_notes_is_printed(finished: Path, tmp_path: Path, prints: Command) -> None:
     shutil.copytree(finished.parents[2] / "data" / "val", tmp_path / "mine")
     (tmp_path / "mine" / "nothing").mkdir()
     notes = [
         line
-        for line in printed("eval", [str(finished), f"folder={tmp_path / 'mine'}"]).splitlines()
+        for line in prints("eval", [str(finished), f"folder={tmp_path / 'mine'}"]).splitlines()
         if "'nothing'" in line or "nothing (" in line
     ]
     assert len(notes) == 1

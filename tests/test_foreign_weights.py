@@ -15,6 +15,7 @@ from kd.models import ModelSpec, TeacherSpec, build_model
 from kd.models.foreign import foreign_models
 from kd.models.recognise import recognise
 from kd.teachers import build_teacher
+from tests._files import read_yaml
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, save_teacher, tiny_vit
 from tests._runs import run
 
@@ -203,5 +204,5 @@ def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(
     recipe.write_text(text)
     told = f"model.teacher: {ARCH} at 32 px, as {speaking} says, not the settings' resnet18"
     assert capsys.readouterr().out.count(told) == 1
-    used = yaml.safe_load((folder / "config.yaml").read_text())["model"]["teacher"]
+    used = read_yaml(folder / "config.yaml")["model"]["teacher"]
     assert (used["arch"], used["img_size"], used["kwargs"]) == (ARCH, 32, {**TINY, "depth": 1})

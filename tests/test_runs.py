@@ -112,7 +112,7 @@ def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: Printed
 
 
 def test_the_table_says_when_clean_deletes_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, printed: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, prints: Command
 ) -> None:
     """One rule: what the table calls ``now`` is what ``clean`` lists, by age and by whose folder it is."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -125,7 +125,7 @@ def test_the_table_says_when_clean_deletes_a_run(
     assert said == {"new": "in 7 d", "days": "in 3 d", "old": "now", "other": ""}
     (listed,) = [
         line
-        for line in printed("runs", ["clean", str(tmp_path / "runs")]).splitlines()
+        for line in prints("runs", ["clean", str(tmp_path / "runs")]).splitlines()
         if "tiny/" in line
     ]
     assert "tiny/old" in listed
@@ -166,7 +166,7 @@ def paths_in(folder: Path) -> set[str]:
 
 
 def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
-    recipe: Path, tmp_path: Path, old_cache: Path, capsys: Printed, printed: Command
+    recipe: Path, tmp_path: Path, old_cache: Path, capsys: Printed, prints: Command
 ) -> None:
     runs = recipe.parent / "runs"
     run(recipe, "config=debug")
@@ -178,13 +178,13 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
     capsys.readouterr()
 
     # nothing was asked for but to look: younger runs stay, and nothing is deleted
-    lines = printed("runs", ["clean", str(runs)]).splitlines()
+    lines = prints("runs", ["clean", str(runs)]).splitlines()
     listed = {line.split("  ")[0] for line in lines[:-1]}
     assert listed == {str(old_cache / name) for name in GOES}
     assert f"nothing is deleted yet: kd-runs clean {runs} --yes deletes them" in lines[-1]
     assert paths_in(old_cache.parent) == before and paths_in(runs) == before_runs
 
-    lines = printed("runs", ["clean", str(runs), "older=0", "--yes"]).splitlines()
+    lines = prints("runs", ["clean", str(runs), "older=0", "--yes"]).splitlines()
     assert f"deleted: {failed}  " in "\n".join(lines)
     gone = before - paths_in(old_cache.parent)
     assert {name for name in GOES if not (old_cache / name).exists()} == GOES
@@ -199,14 +199,14 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
                   "fetched/s3/other", "own_runs-0/00ff",
                   "runs/s3/bucket/000/last.ckpt", "stored/cloud-0123456789abcdef/a.bin"):  # fmt: skip
         assert (old_cache / stays).exists(), stays
-    assert "nothing may go" in printed("runs", ["clean", str(runs), "older=0"])
+    assert "nothing may go" in prints("runs", ["clean", str(runs), "older=0"])
 
 
 def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
-    tmp_path: Path, old_cache: Path, capsys: Printed, printed: Command
+    tmp_path: Path, old_cache: Path, capsys: Printed, prints: Command
 ) -> None:
     run = made_at(tmp_path / "runs" / "tiny" / "000")
-    assert f"cache: {old_cache}, 0.0 MB" in printed("runs", [str(tmp_path / "runs")])
+    assert f"cache: {old_cache}, 0.0 MB" in prints("runs", [str(tmp_path / "runs")])
     parts = {row[0]: row[4] for row in tables_of(tmp_path / "runs", capsys) if len(row) > 4}
     assert parts["answers"] == "2 of 2" and parts["teachers"] == parts["runs"] == "no"
     with training(run):
@@ -216,7 +216,7 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
 
 
 def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, printed: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, prints: Command
 ) -> None:
     """The table counts what ``clean`` lists; a teacher's two locks were three teachers, none of them for cleaning."""
     cache = tmp_path / "cache"
@@ -248,7 +248,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
             "stored": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
             "locks": ("2", "2 of 2"),
         }  # fmt: skip
-        *lines, _ = printed("runs", ["clean", str(tmp_path)]).splitlines()
+        *lines, _ = prints("runs", ["clean", str(tmp_path)]).splitlines()
         goes = ["foodtag-mini-v1-2x2", "teachers/begun-0123456789abcdef.part"]
         listed = {line.split("  ")[0] for line in lines}
         assert listed == {str(cache / name) for name in (*gone, *goes)}

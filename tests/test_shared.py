@@ -32,7 +32,7 @@ def test_class_ids_of_real_photographs(shared: Path) -> None:
     assert len(set(data.split("val").targets)) == 60
 
 
-def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, printed: Command) -> None:
+def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, prints: Command) -> None:
     """The real teacher in its own order of classes. A student that begins with its layers: the next test."""
     source, few = shared / "data" / "grocery", tmp_path / "data"
     for folder in [*source.glob("train/*"), *sorted(source.glob("val/*"))[::4]]:
@@ -43,7 +43,7 @@ def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, printed: C
              "model.student.inherit=false", f"data.source.root={few}"]  # fmt: skip
     said = re.search(
         r"right on (\d+ of \d+) validation pictures",
-        printed("train", grocery(shared, tmp_path, *items)),
+        prints("train", grocery(shared, tmp_path, *items)),
     )
     assert said is not None
     assert said[1] == "12 of 15"
@@ -54,12 +54,12 @@ def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, printed: C
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_short_run_of_the_grocery_recipe_and_its_evaluation(
-    shared: Path, tmp_path: Path, printed: Command
+    shared: Path, tmp_path: Path, prints: Command
 ) -> None:
     """The preflight's 251 of 296, a student that inherits, and a few steps."""
     items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32",
              "model.student.inherit_pictures=96"]  # fmt: skip
-    assert "right on 251 of 296 validation pictures (84.8%)" in printed(
+    assert "right on 251 of 296 validation pictures (84.8%)" in prints(
         "train", grocery(shared, tmp_path, *items)
     )
     folder = tmp_path / "grocery_vit" / "000"

@@ -23,9 +23,9 @@ FOOD = [
 @pytest.mark.parametrize(
     "item", ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=debug"]
 )
-def test_a_short_run_accepts_a_fine_teacher(item: str, tmp_path: Path, printed: Command) -> None:
+def test_a_short_run_accepts_a_fine_teacher(item: str, tmp_path: Path, prints: Command) -> None:
     """The pictures are sorted by class: the first eight show one of the twenty."""
-    out = printed(
+    out = prints(
         "train", [*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"]
     )
     assert "preflight: teacher vit_tiny_patch16_224 is right on" in out
@@ -100,7 +100,7 @@ def test_steps_below_an_epoch_end_with_a_validation(recipe: Path) -> None:
 
 
 def test_a_recipes_warmup_is_shortened_with_the_run(
-    tmp_path: Path, pictures: Path, teacher: Path, printed: Command
+    tmp_path: Path, pictures: Path, teacher: Path, prints: Command
 ) -> None:
     """Six steps an epoch, three epochs, of which two are warm-up. Other lengths: tests/test_optim.py."""
     optim = {"lr": 0.001, "warmup_epochs": 2}
@@ -109,7 +109,7 @@ def test_a_recipes_warmup_is_shortened_with_the_run(
     )
     (told,) = [
         line
-        for line in printed("train", [f"recipe={recipe}", "trainer.max_epochs=1"]).splitlines()
+        for line in prints("train", [f"recipe={recipe}", "trainer.max_epochs=1"]).splitlines()
         if "warmup_epochs" in line
     ]
     assert told.startswith("optim.warmup_epochs: 2 would be all of the run's 6 steps")

@@ -14,6 +14,7 @@ from kd.config import parts as listed
 from kd.config.kinds import read
 from kd.run import keys
 from kd.run.gate import check_foreign
+from tests._files import read_yaml
 from tests._helpers import ROOT, draw_folder, refuses, save_teacher, write_recipe
 from tests._stranger import result_of
 
@@ -57,7 +58,7 @@ def test_the_list_names_what_there_is() -> None:
 def test_recipes_and_overlays_name_listed_classes() -> None:
     for file in [*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "configs").glob("*.yaml")]:
         if file.parent.name != "tune":
-            check_foreign(file, [yaml.safe_load(file.read_text())], [])
+            check_foreign(file, [read_yaml(file)], [])
 
 
 def test_run_is_replaced_in_all_of_the_trainer(

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
-from tests._files import read_json
+from tests._files import read_json, read_yaml
 from tests._forks import as_program, run_ranks, start, status_of
 from tests._helpers import ACCELERATOR, WITHOUT_TEACHER, Command, plain_answers, write_recipe
 from tests._runs import (
@@ -67,7 +66,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(
     assert summary["epochs"] == 2
     assert summary["steps"] == 12
     assert summary["data"] == {
-        "source": f"ImageFolder {yaml.safe_load(recipe.read_text())['data']['source']['init_args']['root']}",
+        "source": f"ImageFolder {read_yaml(recipe)['data']['source']['init_args']['root']}",
         "train": 48, "val": 16, "classes": 4, "unlabeled": 0, "skipped": 0, "shared": 0,
     }  # fmt: skip
     assert [*summary["student"]["val"]] == ["acc1", "acc5", "agreement", "kl"]
@@ -149,25 +148,25 @@ def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> N
 
 
 def test_more_epochs_of_a_run_that_its_steps_have_ended(
-    recipe: Path, capsys: pytest.CaptureFixture[str], printed: Command
+    recipe: Path, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
     """The line names the limit that is reached, and its words train on."""
     folder = run(recipe, "trainer.max_steps=2")
     capsys.readouterr()
-    assert f"all 2 steps of {folder} are done; trainer.max_steps=4 trains on" in printed(
+    assert f"all 2 steps of {folder} are done; trainer.max_steps=4 trains on" in prints(
         "train", [f"resume={folder}", "trainer.max_epochs=2"]
     )
     assert train_main([f"resume={folder}", "trainer.max_epochs=2", "trainer.max_steps=-1"]) == 0
     steps = summary_of(folder)["steps"]
     capsys.readouterr()
-    assert f"all {steps} steps of {folder} are done" in printed(
+    assert f"all {steps} steps of {folder} are done" in prints(
         "train", [f"resume={folder}", "trainer.max_steps=2", "trainer.max_epochs=-1"]
     )
     assert summary_of(folder)["epochs"] == 2
 
 
 def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
-    recipe: Path, capsys: pytest.CaptureFixture[str], printed: Command
+    recipe: Path, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     latest = folder.parent / "latest"
@@ -177,7 +176,7 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     capsys.readouterr()
     assert (
-        printed("train", [f"resume={latest}"])
+        prints("train", [f"resume={latest}"])
         == f"kd-train: all 2 epochs of {folder} are done; trainer.max_epochs=4 trains on\n"
     )
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before

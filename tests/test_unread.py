@@ -16,6 +16,7 @@ from kd.run import keys
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes
 from scripts.house import tree_of
+from tests._files import read_yaml
 from tests._helpers import ROOT, refuses
 
 CLASSES = [one for kind in ("loss", "source", "task") for one in listed.of_kind(kind)]
@@ -96,7 +97,7 @@ def test_a_setting_that_is_read_passes(items: list[str], recipe: Path) -> None:
 
 
 def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> None:
-    config = yaml.safe_load(recipe.read_text())
+    config = read_yaml(recipe)
     config["model"]["task"] = {
         "class_path": "kd.tasks.Classification",
         "init_args": {"label_smoothing": 0.1},

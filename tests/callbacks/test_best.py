@@ -17,7 +17,7 @@ from kd.fleet.tuning.plan import SearchObjective
 from kd.report.facts import Facts
 from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
-from tests._files import read_json
+from tests._files import read_json, read_yaml
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
 from tests._pages import sections_of
@@ -148,7 +148,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     recipe: Path, teacher: Path
 ) -> None:
     """The student begins as its teacher and learns nothing: all pictures agree until it is damaged."""
-    config = yaml.safe_load(recipe.read_text())
+    config = read_yaml(recipe)
     config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
     config["optim"]["lr"] = 0.0
     recipe.write_text(yaml.safe_dump(config))

@@ -160,7 +160,7 @@ def sorted_otherwise(shuffled: Path) -> Path:
 
 
 def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
-    shuffled: Path, sorted_otherwise: Path, printed: Command
+    shuffled: Path, sorted_otherwise: Path, prints: Command
 ) -> None:
     items = [
         f"recipe={shuffled}",
@@ -169,7 +169,7 @@ def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
     ]
     line = next(
         line
-        for line in printed("train", items).splitlines()
+        for line in prints("train", items).splitlines()
         if line.startswith("preflight: teacher")
     )
     file = shuffled.parent / "runs" / "tiny" / "teacher_classes.json"
@@ -177,7 +177,7 @@ def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
     assert line.endswith(f"model.teacher.classes={file}")
     mended = next(
         line
-        for line in printed("train", [*items, f"model.teacher.classes={file}"]).splitlines()
+        for line in prints("train", [*items, f"model.teacher.classes={file}"]).splitlines()
         if line.startswith("preflight: teacher")
     )
     assert "another order" not in mended

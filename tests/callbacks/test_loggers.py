@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from pytorch_lightning.loggers import CSVLogger
 
 from kd.callbacks.context import RunContext
@@ -20,7 +19,7 @@ from kd.callbacks.tracked_runs import with_run_ids
 from kd.cli import train_main
 from kd.optim import warmup_cosine
 from kd.run import needs
-from tests._files import read_json, write_json
+from tests._files import read_json, read_yaml, write_json
 from tests._forks import start, status_of
 from tests._helpers import Command, refuses
 from tests._runs import disturb, run, run_of
@@ -33,7 +32,7 @@ def test_loggers_write_below_the_run_with_all_settings(recipe: Path) -> None:
     assert train_main([str(run / "000" / "config.yaml"), "trainer.max_epochs=1"]) == 0
     for folder in (run / "000", run / "001"):
         assert "train/kd_loss" in (folder / "csv" / "metrics.csv").read_text()
-        settings = yaml.safe_load((folder / "csv" / "hparams.yaml").read_text())
+        settings = read_yaml(folder / "csv" / "hparams.yaml")
         assert (settings["optim.lr"], settings["data.batch_size"]) == (0.002, 8)
     rows = list(csv.DictReader((run / "000" / "metrics.csv").open()))
     rates = [float(row["train/lr"]) for row in rows if row["train/loss"]]

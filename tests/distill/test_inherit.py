@@ -23,7 +23,7 @@ from tests._runs import run, run_of, student_of, summary_of
 
 
 def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
-    recipe: Path, tmp_path: Path, printed: Command
+    recipe: Path, tmp_path: Path, prints: Command
 ) -> None:
     headless = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
     items = [
@@ -35,7 +35,7 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
         "model.distill_losses={hint: {class_path: HintLoss}}",
         "model.taps.hint={student: norm, teacher: norm}",
     ]
-    assert "starts from random weights" not in printed(
+    assert "starts from random weights" not in prints(
         "train", [f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]
     )
     run = run_of(recipe)
@@ -53,7 +53,7 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
 def test_a_recipe_bends_to_its_student(
     recipe: Path,
     capsys: pytest.CaptureFixture[str],
-    printed: Command,
+    prints: Command,
     refusal: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_recipe_bends_to_its_student(
     def student(number: int) -> dict:
         return summary_of(students / f"{number:03d}")["student"]
 
-    said = printed("train", [*items, *cnn, "model.student.inherit=auto"])
+    said = prints("train", [*items, *cnn, "model.student.inherit=auto"])
     reason = (
         "(student and teacher must be of one family, got ResNet and VisionTransformer; "
         "model.student.arch=auto is a smaller relative of the teacher, which can), at optim.lr_scratch=0.01; "
@@ -84,7 +84,7 @@ def test_a_recipe_bends_to_its_student(
     )
     assert "M parameters, more than its teacher vit_tiny_patch16_224" in said
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
-    assert "model.student.pretrained" not in printed(
+    assert "model.student.pretrained" not in prints(
         "train", [*items, *cnn, "model.student.inherit=auto"]
     )
     assert "model.student.inherit=auto trains such a student without them" in refusal(
@@ -103,10 +103,10 @@ def test_a_recipe_bends_to_its_student(
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
 
 
-def test_arch_auto_is_a_quarter_of_the_teacher(recipe: Path, printed: Command) -> None:
+def test_arch_auto_is_a_quarter_of_the_teacher(recipe: Path, prints: Command) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
     auto = ["model.student.arch=auto", "model.student.kwargs={}", "model.student.inherit=true"]
-    assert f"{ARCH} with {{'depth': 2, 'embed_dim': 16" in printed("train", [*items, *auto])
+    assert f"{ARCH} with {{'depth': 2, 'embed_dim': 16" in prints("train", [*items, *auto])
     folder = run_of(recipe)
     assert student_of(folder)["blocks.1.attn.qkv.weight"].shape == (48, 16)
     assert summary_of(folder)["student"]["start"] == "inherited"
@@ -121,7 +121,7 @@ def test_arch_auto_is_a_quarter_of_the_teacher(recipe: Path, printed: Command) -
     ],
 )  # fmt: skip
 def test_arch_auto_of_a_transformer_and_a_cnn(
-    arch: str, kwargs: dict, halves: dict, recipe: Path, printed: Command
+    arch: str, kwargs: dict, halves: dict, recipe: Path, prints: Command
 ) -> None:
     """A whole run, and the relative that it names; of all families: :mod:`tests.distill.inherit.test_cnns`."""
     takes_size = {"img_size": 32} if "patch_size" in kwargs else {}
@@ -144,7 +144,7 @@ def test_arch_auto_of_a_transformer_and_a_cnn(
         "preflight=off",
         "trainer.max_epochs=1",
     ]
-    (line,) = (x for x in printed("train", items).splitlines() if f"student: {arch} with" in x)
+    (line,) = (x for x in prints("train", items).splitlines() if f"student: {arch} with" in x)
     assert [
         pair for pair in {**kwargs, **halves}.items() if "'{}': {}".format(*pair) not in line
     ] == []
@@ -152,7 +152,7 @@ def test_arch_auto_of_a_transformer_and_a_cnn(
     assert summary["student"]["start"] == "inherited"
 
 
-def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, printed: Command) -> None:
+def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, prints: Command) -> None:
     """``patch_size: auto``; without it a line says that there are fewer."""
     teacher = save_teacher(recipe.parent / "of14.safetensors", patch_size=14, img_size=28)
     shape = {name: size for name, size in TINY.items() if name != "patch_size"}
@@ -169,14 +169,14 @@ def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, printe
         f"model.student.kwargs={json.dumps({**shape, **given})}"
         for given in ({}, {"patch_size": "auto"})
     )
-    assert "model.student.kwargs.patch_size=auto gives it as many (14 pixels)" in printed(
+    assert "model.student.kwargs.patch_size=auto gives it as many (14 pixels)" in prints(
         "train", [*items, own]
     )
-    assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in printed(
+    assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in prints(
         "train", [*items, auto]
     )
     assert [grid(0), grid(1)] == [(16, 16), (14, 14)]
-    assert "as many" not in printed("train", [f"resume={students / '001'}", "trainer.max_epochs=2"])
+    assert "as many" not in prints("train", [f"resume={students / '001'}", "trainer.max_epochs=2"])
     assert grid(1) == (14, 14)
 
 

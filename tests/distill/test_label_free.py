@@ -144,7 +144,7 @@ def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
         assert val["dino_patches_loss"] < 0.1
 
 
-def test_labels_on_top(made: Path, pictures: Path, printed: Command) -> None:
+def test_labels_on_top(made: Path, pictures: Path, prints: Command) -> None:
     """Fine-tuning and the linear probe: a new classifier on the distilled backbone."""
     recipe = write_recipe(
         made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5
@@ -153,7 +153,7 @@ def test_labels_on_top(made: Path, pictures: Path, printed: Command) -> None:
         f"recipe={recipe}", f"model.student.checkpoint={folder(made)}", "trainer.max_epochs=1",
         "trainer.precision=32-true",  # with bfloat16 one picture more is wrong
     ]  # fmt: skip
-    said = printed("train", [*items, "optim.lr=1e-6"])
+    said = prints("train", [*items, "optim.lr=1e-6"])
     assert "has no classifier: its backbone is taken, the classifier is new" in said
     assert (
         "student: the new classifier starts as a ridge regression on the features of 48 training pictures (leave"
@@ -172,7 +172,7 @@ def test_labels_on_top(made: Path, pictures: Path, printed: Command) -> None:
     assert probed["head.weight"].shape == (len(CLASSES), TINY["embed_dim"])
     assert all(torch.equal(probed[name], before[name]) for name in before)
     assert not all(torch.equal(tuned[name], before[name]) for name in before)
-    started = printed("train", [*items, "optim.lr=0"]).rpartition("leave-one-out accuracy ")[2]
+    started = prints("train", [*items, "optim.lr=0"]).rpartition("leave-one-out accuracy ")[2]
     right = float(started.partition("%")[0]) / 100
     assert right > 0.8  # the classes differ in colour
     rows_of = rows(made / "runs" / "tiny" / "003")
@@ -233,7 +233,7 @@ def test_teachers_and_student_are_measured_by_their_features(probed: Path) -> No
 
 
 def test_kd_eval_finds_what_training_found(
-    probed: Path, made: Path, printed: Command, refusal: Command
+    probed: Path, made: Path, prints: Command, refusal: Command
 ) -> None:
     """The best epoch's student, from its file alone; and two runs side by side."""
     assert main("eval", [str(probed)]) == 0
@@ -244,7 +244,7 @@ def test_kd_eval_finds_what_training_found(
     }
     assert found["student"]["rankme"] == pytest.approx(best["rankme"], rel=0.05)
     assert {"teacher dino", "teacher big"} <= set(found)
-    assert "data.probe.root=DIR" in printed("eval", [str(folder(made)), str(folder(made))])
+    assert "data.probe.root=DIR" in prints("eval", [str(folder(made)), str(folder(made))])
     assert "out: needs a classifier" in refusal("eval", [str(probed), "out=rows.csv"])
 
 

@@ -36,6 +36,7 @@ from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.tasks import Classification, MultiLabel, Regression
+from tests._files import read_yaml
 from tests._forks import run_ranks
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
@@ -198,7 +199,7 @@ def test_losses_over_the_batch_see_the_batches_of_all_processes(
 
 
 def test_features_alone_of_a_vit_teach_a_cnn(
-    tmp_path: Path, pictures: Path, teacher: Path, printed: Command, refusal: Command
+    tmp_path: Path, pictures: Path, teacher: Path, prints: Command, refusal: Command
 ) -> None:
     """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
     stages = {
@@ -212,7 +213,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
         model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
         model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
     )  # fmt: skip
-    out = printed("train", [f"recipe={recipe}", "trainer.max_epochs=1"])
+    out = prints("train", [f"recipe={recipe}", "trainer.max_epochs=1"])
     assert "student.safetensors holds the last epoch" in out
     assert "acc1" not in out
     (folder,) = run_folders(recipe)
@@ -230,7 +231,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert "checkpoint.monitor: nothing trains the student's classifier" in refusal(
         "train", [f"recipe={recipe}", "checkpoint.monitor=val/acc1"]
     )
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = read_yaml(folder / "config.yaml")
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
     (folder / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0

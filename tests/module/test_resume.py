@@ -18,6 +18,7 @@ from kd.cli import train_main
 from kd.data.sampler import TrainBatches
 from kd.module.resume import Resume
 from kd.optim import warmup_cosine
+from tests._files import read_yaml
 from tests._forks import start, start_ranks, status_of
 from tests._helpers import Command, draw_folder, refuses, write_recipe
 from tests._kills import main as kill_in_a_row
@@ -36,9 +37,8 @@ HARD = {
 def hard_recipe(path: Path, pictures: Path, teacher: Path, **changes: object) -> Path:
     """Everything that carries state from step to step: mixup, EMA, accumulation, a loss with parameters, dropout."""
     recipe = write_recipe(path, pictures, teacher, **{**HARD, **changes})
-    import yaml
 
-    config = yaml.safe_load(recipe.read_text())
+    config = read_yaml(recipe)
     config["model"]["distill_losses"]["hint"] = {
         "class_path": "kd.losses.HintLoss",
         "init_args": {},
@@ -242,7 +242,7 @@ def test_the_optimizers_settings_follow_a_resume(recipe: Path) -> None:
     )
     assert steps[0]["lr"] == pytest.approx(0.1 * warmup_cosine(12, 0, 24, 0.01))
     assert all(step["decay"] == [0.0, 0.5] and step["betas"] == [0.5, 0.6] for step in steps)
-    optim = yaml.safe_load((folder / "config.yaml").read_text())["optim"]
+    optim = read_yaml(folder / "config.yaml")["optim"]
     assert (optim["lr"], optim["weight_decay"], optim["kwargs"]) == (
         0.1,
         0.5,

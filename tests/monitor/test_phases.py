@@ -316,29 +316,23 @@ def test_device_events_count_work_where_it_runs_and_only_exposed_waits(
     assert steps[1].phases["student"] == pytest.approx(5, abs=0.1)
 
 
-def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_scope_follows(
-    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited = 0.0
-    monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
-    clock = Clock()
+def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_scope_follows() -> (
+    None
+):
+    clock = Queue()
     for scope in ("between epochs", "validation", None, "between epochs"):
         clock.within(scope)
-        waited += 10
+        clock.waited += 10
     clock.cut()  # inside a scope, as at a run's end
     (step,) = clock.take()
     assert step.ready_ms == 10
 
 
-def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait(
-    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited = 0.0
-    monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
-    clock = Clock()
+def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait() -> None:
+    clock = Queue()
     clock.enter("data")
     for scope in ("validation", None, None):
-        waited += 10
+        clock.waited += 10
         clock.within(scope)
     clock.leave()
     clock.cut()

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kd.cli import train_main
 from kd.run.batch_size import smaller_batch
+from tests._files import read_yaml
 from tests._helpers import ARCH, TINY, write_recipe
 
 ONE_CPU = {"devices": 1, "num_nodes": 1, "accelerator": "cpu"}
@@ -61,7 +61,7 @@ def test_few_pictures_make_smaller_batches_of_trained_weights(
             continue
         assert status == 0
         is_said = line in capsys.readouterr().out
-        config = yaml.safe_load((tmp_path / "runs/own/latest/config.yaml").read_text())
+        config = read_yaml(tmp_path / "runs/own/latest/config.yaml")
         assert (is_said, config["data"]["batch_size"]) == expected
 
 
@@ -75,5 +75,5 @@ def test_a_resumed_fine_tuning_keeps_its_batch(
     assert train_main([*items, "trainer.max_epochs=1"]) == 0
     run = tmp_path / "runs" / "own" / "000"
     assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
-    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["batch_size"] == 16
+    assert read_yaml(run / "config.yaml")["data"]["batch_size"] == 16
     assert "in place of" not in capsys.readouterr().out

@@ -30,10 +30,10 @@ def measured(with_test: Path) -> Path:
     return with_test
 
 
-def test_the_curve_and_the_rule(with_test: Path, printed: Command) -> None:
+def test_the_curve_and_the_rule(with_test: Path, prints: Command) -> None:
     measured = with_test
     root = f"data.source.root={with_test.parent / 'data'}"
-    out = printed("eval", [str(with_test), "cascade=true", "share=0.8", root])
+    out = prints("eval", [str(with_test), "cascade=true", "share=0.8", root])
     title = "The student where it is sure, else the teacher (64 pictures)"
     assert title in " ".join(out.split())
     assert "share=0.8: threshold " in out
@@ -52,13 +52,13 @@ def test_the_curve_and_the_rule(with_test: Path, printed: Command) -> None:
     assert rule.threshold == cascade["threshold"]
 
 
-def test_pictures_that_chose_the_epoch_guarantee_nothing(with_test: Path, printed: Command) -> None:
+def test_pictures_that_chose_the_epoch_guarantee_nothing(with_test: Path, prints: Command) -> None:
     """Where they are taken all the same, the terminal, the page and the rule's file say so."""
     data = with_test.parent / "data"
     for picture in data.glob("val/*/*.jpg"):
         (data / "test" / picture.parent.name / f"val_{picture.name}").symlink_to(picture)
     words = ["cascade=true", "share=0.8", f"data.source.root={data}", "despite_choice=true"]
-    out = printed("eval", [str(with_test), *words])
+    out = prints("eval", [str(with_test), *words])
     caution = "no guarantee for new pictures: these (16 of them) chose the student's epoch"
     assert caution in out
     assert "guaranteed" not in out
@@ -67,10 +67,10 @@ def test_pictures_that_chose_the_epoch_guarantee_nothing(with_test: Path, printe
     assert any(caution in str(row[0]) for row in words.rows)
 
 
-def test_a_goal_out_of_reach_leaves_the_rule(measured: Path, printed: Command) -> None:
+def test_a_goal_out_of_reach_leaves_the_rule(measured: Path, prints: Command) -> None:
     before = (measured / "cascade.json").read_bytes()
     root = f"data.source.root={measured.parent / 'data'}"
-    out = printed("eval", [str(measured), "cascade=true", "accuracy=0.9999", root])
+    out = prints("eval", [str(measured), "cascade=true", "accuracy=0.9999", root])
     assert "accuracy=0.9999: no threshold is sure to reach it" in out
     assert (measured / "cascade.json").read_bytes() == before
 
@@ -145,11 +145,11 @@ def test_a_damaged_rule_is_refused(measured: Path) -> None:
 
 
 def test_exported_both_models_answer_under_ten_lines(
-    measured: Path, monkeypatch: pytest.MonkeyPatch, printed: Command
+    measured: Path, monkeypatch: pytest.MonkeyPatch, prints: Command
 ) -> None:
     pytest.importorskip("onnxruntime")
     root = f"data.source.root={measured.parent / 'data'}"
-    assert "acc1 in torch" in printed("export", [str(measured), "to=cascade", root])
+    assert "acc1 in torch" in prints("export", [str(measured), "to=cascade", root])
     folder = measured / "export" / "cascade"
     names = {file.name for file in folder.iterdir()}
     assert names >= {"student", "teacher", "cascade", "cascade.json", "answer.py"}

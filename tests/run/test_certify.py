@@ -17,10 +17,10 @@ from tests._helpers import Command, other_weights
 
 
 def test_a_run_is_certified_on_test_and_each_look_is_counted(
-    with_test: Path, printed: Command
+    with_test: Path, prints: Command
 ) -> None:
     root = f"data.source.root={with_test.parent / 'data'}"
-    out = printed("eval", [str(with_test), "margin=40", root])
+    out = prints("eval", [str(with_test), "margin=40", root])
     assert "the student not worse than the teacher by more than 40 points of accuracy: " in out
     assert "split test: measured once for this run (looks.json)" in out
     found = read_json(with_test / "eval_test.json")
@@ -46,18 +46,18 @@ def test_a_run_is_certified_on_test_and_each_look_is_counted(
     assert again["certificate"]["students"] == 2
 
 
-def test_of_two_runs_the_looks_of_both_are_named(with_test: Path, printed: Command) -> None:
+def test_of_two_runs_the_looks_of_both_are_named(with_test: Path, prints: Command) -> None:
     other = with_test.parent / "twin"
     shutil.copytree(with_test, other)
     root = f"data.source.root={with_test.parent / 'data'}"
     assert main("eval", [str(with_test), "split=test", root]) == 0
-    out = printed("eval", [str(with_test), str(other), "margin=40", root])
+    out = prints("eval", [str(with_test), str(other), "margin=40", root])
     assert f"split test: measured 2 times for {with_test} (looks.json)" in out
     assert f"split test: measured once for {other} (looks.json)" in out
 
 
 def test_pictures_that_chose_the_student_guarantee_nothing(
-    with_test: Path, printed: Command, refusal: Command
+    with_test: Path, prints: Command, refusal: Command
 ) -> None:
     """They are refused where nobody has typed that they count (more: :mod:`tests.run.test_at_once`)."""
     words = [
@@ -69,7 +69,7 @@ def test_pictures_that_chose_the_student_guarantee_nothing(
     hint = "so they can't certify it: type split=test, or folder=DIR (DIR/<class>/*.jpg;"
     assert hint in refusal("eval", words)
     caution = "no guarantee for new pictures: these chose the student's epoch"
-    assert caution in printed("eval", [*words, "despite_choice=true"])
+    assert caution in prints("eval", [*words, "despite_choice=true"])
 
 
 def test_a_test_folder_that_serves_as_val_has_chosen_too(with_test: Path, refusal: Command) -> None:
@@ -99,13 +99,13 @@ def test_a_folder_named_as_a_split_leaves_that_splits_figures(name: str) -> None
 
 
 def test_two_students_and_groups(
-    with_test: Path, capsys: pytest.CaptureFixture[str], printed: Command
+    with_test: Path, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
     """Each against the first: the same student again can't be worse; pictures in groups are resampled together."""
     data = with_test.parent / "data"
     same = str(with_test / "student.safetensors")
     words = [str(with_test), same, "margin=12", f"data.source.root={data}"]
-    out = printed("eval", words)
+    out = prints("eval", words)
     assert "student.safetensors not worse than " in out
     assert "by more than 12 points of accuracy: shown: it loses at most 4.6 points" in out
     assert "how the weights were chosen is not known" in out

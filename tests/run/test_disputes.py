@@ -34,15 +34,13 @@ def mislabelled(tmp_path: Path) -> tuple[Path, set[str]]:
 
 
 def test_wrong_labels_of_drawn_pictures_come_first(
-    mislabelled: tuple[Path, set[str]], tmp_path: Path, printed: Command
+    mislabelled: tuple[Path, set[str]], tmp_path: Path, prints: Command
 ) -> None:
     """32 of 320 labels are wrong; the recipe's teacher, which was not trained on these, judges."""
     folder, wrong = mislabelled
     out = tmp_path / "figures.json"
     words = [str(RECIPES / "foodtag_teacher.safetensors"), f"folder={folder}", "disputed=true"]
-    assert "are disputed: a fit of the student's features" in printed(
-        "eval", [*words, f"out={out}"]
-    )
+    assert "are disputed: a fit of the student's features" in prints("eval", [*words, f"out={out}"])
     found = read_json(out)["disputed"]
     listed = ["/".join(Path(row["picture"]).parts[-2:]) for row in found["labels"]]
     assert len(wrong) == 32
@@ -53,9 +51,9 @@ def test_wrong_labels_of_drawn_pictures_come_first(
     assert of_labels == sorted(of_labels)
 
 
-def test_a_run_has_table_and_page(with_test: Path, printed: Command) -> None:
+def test_a_run_has_table_and_page(with_test: Path, prints: Command) -> None:
     root = f"data.source.root={with_test.parent / 'data'}"
-    out = printed("eval", [str(with_test), "disputed=true", root])
+    out = prints("eval", [str(with_test), "disputed=true", root])
     assert "labels of train" in out
     assert "disputed_labels.csv" in out
     assert "are disputed: a fit of the teacher's features" in out

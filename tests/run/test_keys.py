@@ -211,8 +211,8 @@ def test_the_keys_are_those_of_the_resolved_settings() -> None:
         (["--list", "models"], ["vit_tiny_patch16_224"]),
     ],
 )
-def test_what_there_is(items: list[str], lines: list[str], printed: Command) -> None:
-    out = printed("train", items)
+def test_what_there_is(items: list[str], lines: list[str], prints: Command) -> None:
+    out = prints("train", items)
     assert all(line in out for line in lines)
     assert "EachLayer" not in out
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kd.cli import card_main, train_main
 from kd.report.evaluated import with_interval
@@ -12,6 +11,7 @@ from kd.run.eval_options import EvalOptions
 from kd.run.measure import evaluate_models
 from kd.run.request import translate
 from kd.storage.elsewhere import mapping_of
+from tests._files import read_yaml
 from tests._forks import ForkedRun
 from tests._helpers import draw_folder, save_teacher, write_recipe
 
@@ -54,7 +54,7 @@ def test_the_same_student_learns_from_labels_at_two_rates(compared: Path) -> Non
         assert summary["student"]["start"] == "inherited"
         assert summary["student"]["start_val"]["acc1"] == own["student"]["start_val"]["acc1"]
         assert (summary["epochs"], summary["steps"]) == (own["epochs"], own["steps"])
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = read_yaml(folder / "config.yaml")
         assert config["optim"]["lr"] == pytest.approx(float(rate), rel=0.02)
         assert config["model"]["distill_losses"] == config["model"]["taps"] == {}
         assert config["model"]["task_loss_weight"] == 1

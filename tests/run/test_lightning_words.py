@@ -45,6 +45,6 @@ def test_distill_is_another_name_of_the_recipe_for_your_pictures() -> None:
     ("words", "line"),
     [(["--optim.help"], "optim.lr_batch"), (["--help", "KDLoss"], "final_temperature")],
 )
-def test_its_words_of_help_are_taken(words: list[str], line: str, printed: Command) -> None:
+def test_its_words_of_help_are_taken(words: list[str], line: str, prints: Command) -> None:
     """recipes/LIGHTNING_CLI.md lists them; those that end in a line: ``tests/golden/refused.jsonl``."""
-    assert line in printed("train", words)
+    assert line in prints("train", words)

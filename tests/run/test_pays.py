@@ -120,9 +120,9 @@ def with_weights(run: Path, change: Callable[[Tensor], Tensor]) -> Path:
     return file
 
 
-def test_starts_differ_by_their_weights_alone(run: Path, pale: Path, printed: Command) -> None:
+def test_starts_differ_by_their_weights_alone(run: Path, pale: Path, prints: Command) -> None:
     """The distilled start as plain timm computes it; the answer in the terminal, in a file, and on the page."""
-    out = printed("eval", [str(run), f"pays={pale}"])
+    out = prints("eval", [str(run), f"pays={pale}"])
     probe = measured(run)
     assert ", ".join(LEVELS) in probe["how"]
     assert "48 labelled pictures of 4 classes, judged by 48 others" in probe["how"]
@@ -181,19 +181,19 @@ def test_pretrained_weights_come_from_the_hub(
 
 
 def test_useless_weights_do_not_pay(
-    run: Path, pictures: Path, tmp_path: Path, printed: Command
+    run: Path, pictures: Path, tmp_path: Path, prints: Command
 ) -> None:
     """Colours tell these classes apart, also through random layers; a student of zeros sees nothing."""
     good = shutil.copy(run / "student.safetensors", tmp_path / "good.safetensors")
     zeros = with_weights(run, torch.zeros_like)
-    out = printed("eval", [str(run), f"pays={pictures}", f"pretrained={good}", "seeds=2"])
+    out = prints("eval", [str(run), f"pays={pictures}", f"pretrained={good}", "seeds=2"])
     assert measured(run)["starts"]["distilled"] == [0.25] * 2
     assert "it does not pay: -" in out
     assert "points" in out
     shutil.copy(zeros, tmp_path / "zeros.safetensors")
     shutil.copy(good, run / "student.safetensors")
     items = [f"pays={pictures}", f"pretrained={tmp_path / 'zeros.safetensors'}", "seeds=2"]
-    assert "it pays: +" in printed("eval", [str(run), *items])
+    assert "it pays: +" in prints("eval", [str(run), *items])
 
 
 def test_random_starts_are_new_each_time_and_the_same_again(run: Path) -> None:

@@ -16,11 +16,11 @@ PASSWORD = "so-secret"
 
 
 def test_secrets_are_shown_nowhere(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], printed: Command
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
     words = [f"recipe={recipe}", f"monitor.webhook={HOOK}", "trainer.logger=CSVLogger"]
     words += [f"monitor.otlp=http://me:{PASSWORD}@127.0.0.1:9", "trainer.max_epochs=1"]
-    printed = printed("train", [*words, "--print_config"])
+    printed = prints("train", [*words, "--print_config"])
     assert "webhook: '...'" in printed or "webhook: ..." in printed
     assert "otlp: http://...@127.0.0.1:9" in printed
     assert train_main([word for word in words if "otlp" not in word]) == 0

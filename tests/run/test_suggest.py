@@ -27,11 +27,11 @@ def test_a_hyphen_is_an_underscore_but_in_names() -> None:
 
 
 def test_keys_lists_the_arguments_of_the_class_that_is_named(
-    printed: Command,
+    prints: Command,
 ) -> None:
-    shown = printed("train", ["--keys", "data.source", "data.source=Manifest"])
+    shown = prints("train", ["--keys", "data.source", "data.source=Manifest"])
     assert "data.source.image_dir" in shown and "data.source.label_column" in shown
-    assert "data.source.train_per_class" not in printed(
+    assert "data.source.train_per_class" not in prints(
         "train", ["--keys", "data.source", "recipe=foodtag_vit", "data.source=Manifest"]
     )
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from kd.cli import train_main
 from kd.run import train_first
 from kd.run.train_first import trained_teacher
-from tests._files import read_json
+from tests._files import read_json, read_yaml
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, Command, refuses, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good, summary_of
@@ -115,7 +115,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
 def test_messages_of_its_training_name_the_keys_of_the_run(student: Path) -> None:
     """What the teacher's own training calls model.student is model.teacher to who types."""
     log = student.parent / "log"
-    recipe = yaml.safe_load(student.read_text())
+    recipe = read_yaml(student)
     recipe["model"]["teacher"]["kwargs"]["num_heads"] = 3  # does not divide 32
     student.write_text(yaml.safe_dump(recipe))
     assert status_of(begin(student, log, forked=True)) == 2
@@ -263,12 +263,10 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
         teacher.parent / "checkpoints"
     ).exists()  # seven times its size, which no later run reads
     run = tmp_path / "runs" / "photos" / "000"
-    found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
+    found = read_yaml(run / "config.yaml")["model"]["teacher"]
     assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
     assert found["checkpoint_key"] is None
-    own, theirs = (
-        yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent)
-    )
+    own, theirs = (read_yaml(folder / "config.yaml") for folder in (run, teacher.parent))
     for config in (own, theirs):
         assert (config["seed"], config["data"]["val_fraction"]) == (3, 0.25)
     assert theirs["model"]["student"]["checkpoint"] == str(tmp_path / "backbone.safetensors")
@@ -310,16 +308,16 @@ FEW = [
 ]
 
 
-def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, printed: Command) -> None:
+def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, prints: Command) -> None:
     file = ROOT / "recipes" / "foodtag_teacher.safetensors"
     made, line = file.with_suffix(".sha256").read_text().splitlines()
     assert made.startswith("# kd-train recipe=foodtag_teacher (")
     assert line.split() == [hashlib.sha256(file.read_bytes()).hexdigest(), file.name]
     assert file.stat().st_size < 1.7e6
-    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in printed(
+    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in prints(
         "train", [*FEW, f"runs_dir={tmp_path}"]
     )
-    resolved = yaml.safe_load((tmp_path / "foodtag_vit" / "000" / "config.yaml").read_text())
+    resolved = read_yaml(tmp_path / "foodtag_vit" / "000" / "config.yaml")
     assert resolved["model"]["teacher"]["checkpoint"] == str(file)
 
 
