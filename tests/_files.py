@@ -20,3 +20,13 @@ def read_yaml(file: Path) -> Any:
 def write_json(file: Path, content: Any) -> None:
     """Writes a JSON file anew."""
     file.write_text(json.dumps(content))
+
+
+def write_yaml(file: Path, content: Any) -> None:
+    """Writes a YAML file anew."""
+    file.write_text(yaml.safe_dump(content))
+
+
+def json_lines(file: Path) -> list[Any]:
+    """What each line of a file holds."""
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -33,9 +33,9 @@ WITHOUT_TEACHER = [
     "model.taps={}",
 ]  # fmt: skip
 """Words by which a recipe trains its student from random weights by labels alone."""
-Command = Refusal = Prints = Callable[[str, Sequence[str]], str]
+Command = Callable[[str, Sequence[str]], str]
 """Runs a command by its name and its words and gives what it says: the fixtures ``refusal``, which must end with status
-2, ``prints`` and ``printed``, with status 0."""
+2, and ``prints``, with status 0."""
 ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
 """Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.records import SCHEMA, RunRecords
-from tests._files import write_json
+from tests._files import json_lines, write_json
 from tests._runs import summary_of
 
 BROWSER = next(
@@ -133,7 +133,7 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     """A run's folder with the figures of a case; its steps fit its hours."""
     write_run(folder, steps=40 * epochs if epochs < 20 else 400)
     steps = folder / "records" / "phases.rank0.jsonl"
-    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines = json_lines(steps)
     lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
     lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))

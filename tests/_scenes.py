@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import yaml
 from PIL import Image
 
+from tests._files import write_yaml
 from tests._helpers import ACCELERATOR, ARCH, TINY
 
 NAMES = ["left", "right", "never"]
@@ -52,5 +52,5 @@ def recipe_of(tmp_path: Path, root: Path, **changes: object) -> Path:
     for key, value in changes.items():
         config["model"][key] = value
     file = tmp_path / "tiny.yaml"
-    file.write_text(yaml.safe_dump(config))
+    write_yaml(file, config)
     return file

@@ -33,7 +33,7 @@ from kd import cli
 from kd.api import RunResult
 from kd.errors import RunError, UserError
 from kd.storage.weights_files import read_metadata
-from tests._files import read_yaml, write_json
+from tests._files import read_yaml, write_json, write_yaml
 from tests._helpers import draw_folder, save_teacher, tiny_vit, write_recipe
 from tests._stranger import ARGUMENTS, NAMED, forms, places
 
@@ -239,12 +239,12 @@ class World:
             "cache_dir": str(self.home / "kept"),
             "cache_views": 1,
         }
-        (self.there / "plain.yaml").write_text(yaml.safe_dump(settings))
+        write_yaml(self.there / "plain.yaml", settings)
         settings["trainer"]["callbacks"] = [entry("own_parts.Quiet")]
-        recipe.write_text(yaml.safe_dump(settings))
+        write_yaml(recipe, settings)
         settings["model"]["teacher"] = None
         settings["model"]["distill_losses"] = {}
-        (self.home / "bare.yaml").write_text(yaml.safe_dump(settings))
+        write_yaml(self.home / "bare.yaml", settings)
         (self.home / "o.yaml").write_text("optim.lr: 0.01\n")
         os.chdir(self.home)
         assert cli.main("train", ["recipe=r.yaml"]) == 0
@@ -351,7 +351,7 @@ class World:
                 node[last] = value
             file.write_text(yaml.safe_dump(tree, explicit_start=True, explicit_end=True))
         overlay = {} if key == "plain" else {key: value}
-        (self.there / "o.yaml").write_text(yaml.safe_dump({"optim.lr": 0.01, **overlay}))
+        write_yaml(self.there / "o.yaml", {"optim.lr": 0.01, **overlay})
         values |= {"r": self.there / "r.yaml", "o": self.there / "o.yaml"}
         self.untouched = self.others()
 

@@ -1,6 +1,5 @@
 """Whole runs from Python."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from kd.api import _request
 from kd.cli import main
 from kd.errors import RunError
 from kd.run.run import Run
-from tests._files import read_json
+from tests._files import json_lines, read_json
 from tests._helpers import refuses
 from tests._runs import run_of, summary_of
 
@@ -89,7 +88,7 @@ def test_answers_and_an_export_from_python_are_the_commands(
     assert f"left out {broken}" in capsys.readouterr().err
     out = tmp_path / "answers.jsonl"
     assert main("predict", [str(finished), str(pictures), "top=2", f"out={out}"]) == 0
-    written = [json.loads(line) for line in out.read_text().splitlines()]
+    written = json_lines(out)
     assert [{"file": file, **row} for file, row in answers.items()] == written
     first = next(iter(answers))
     assert (

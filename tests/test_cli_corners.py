@@ -13,7 +13,7 @@ from kd.cli import kd_main, main
 from kd.commands import pack
 from kd.errors import RunError
 from kd.run.request import Request
-from tests._files import read_yaml
+from tests._files import read_yaml, write_yaml
 from tests._helpers import ROOT, Command, write_recipe
 from tests._runs import run_of
 
@@ -49,9 +49,7 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
         main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0
     )  # a run of one's own
     config = read_yaml(run / "config.yaml")
-    (run / "config.yaml").write_text(
-        yaml.safe_dump({**config, "seed": 1})
-    )  # no longer what was started here
+    write_yaml(run / "config.yaml", {**config, "seed": 1})  # no longer what was started here
     assert "config.yaml: trainer.callbacks names own_classes.Mine" in refusal("eval", [str(run)])
 
 

@@ -15,7 +15,7 @@ from kd.models import ModelSpec, TeacherSpec, build_model
 from kd.models.foreign import foreign_models
 from kd.models.recognise import recognise
 from kd.teachers import build_teacher
-from tests._files import read_yaml
+from tests._files import read_yaml, write_yaml
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, save_teacher, tiny_vit
 from tests._runs import run
 
@@ -199,7 +199,7 @@ def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(
     text = recipe.read_text()
     content = yaml.safe_load(text)
     content["model"]["teacher"] |= {"arch": "resnet18", "img_size": 64, "kwargs": {}}
-    recipe.write_text(yaml.safe_dump(content))
+    write_yaml(recipe, content)
     folder = run(recipe, f"model.teacher.checkpoint={speaking}", "trainer.max_epochs=1")
     recipe.write_text(text)
     told = f"model.teacher: {ARCH} at 32 px, as {speaking} says, not the settings' resnet18"

@@ -1,6 +1,5 @@
 """The first hour on a GPU (scripts/bench/gpu.py), tried on a CPU: every part writes its lines, and fails alone."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench.gpu import PARTS, Part
+from tests._files import json_lines
 from tests._helpers import ROOT
 
 
@@ -21,9 +21,7 @@ def test_each_part_writes_what_it_found(name: str, tmp_path: Path) -> None:
         cwd=ROOT,
         check=True,
     )
-    rows = [
-        json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()
-    ]
+    rows = json_lines(tmp_path / "out" / "results.jsonl")
     assert {row["part"] for row in rows} == {name}
     assert rows[-1]["ended"] == 0
     assert len(rows) > 1
@@ -37,6 +35,6 @@ def test_a_measurement_that_fails_is_a_line(tmp_path: Path) -> None:
     part = Part("step", tmp_path, small=True)
     part.tried(fails, arm="live")
     part.tried(lambda: {"ms": 3}, arm="cached")
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "results.jsonl")
     assert rows == [{"part": "step", "arm": "live", "error": "MemoryError: no room at all"},
                     {"part": "step", "arm": "cached", "ms": 3}]  # fmt: skip

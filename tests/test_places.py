@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main
-from tests._files import read_json, write_json
+from tests._files import json_lines, read_json, write_json
 from tests._helpers import StopwatchHere, draw_folder, save_teacher, write_recipe
 
 HUGE = 20 * 2**30  # bytes that a sparse file claims
@@ -325,7 +325,7 @@ def test_nothing_in_a_runs_folder_leads_out_of_it(
     assert len(them) >= len(COMMANDS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     status, memory = forked(lambda: run_cases(made, tmp_path / "c", intrude, them, log), LIMIT_S)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = json_lines(log)
     problems = [line["problem"] for line in lines if "problem" in line]
     assert not problems, "\n".join(problems)
     assert status == 0 and "end" in lines[-1], f"status {status} at {lines[-1]}"

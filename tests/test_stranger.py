@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kd.cli import main
 from kd.config import parts as listed
 from kd.config.kinds import read
 from kd.run import keys
 from kd.run.gate import check_foreign
-from tests._files import read_yaml
+from tests._files import read_yaml, write_yaml
 from tests._helpers import ROOT, draw_folder, refuses, save_teacher, write_recipe
 from tests._stranger import result_of
 
@@ -75,7 +74,7 @@ def test_run_is_replaced_in_all_of_the_trainer(
         "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "RUN/logs"}},
         "default_root_dir": "RUN/root",
     }
-    (folder / "paths.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    write_yaml(folder / "paths.yaml", {"trainer": trainer})
     monkeypatch.chdir(tmp_path)
     items = [f"recipe={folder / 'r.yaml'}", f"config={folder / 'paths.yaml'}", "name=paths"]
     assert main("train", items) == 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning
-import yaml
 
 from kd.config import parts as listed
 from kd.config.suggest import words
@@ -16,7 +15,7 @@ from kd.run import keys
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes
 from scripts.house import tree_of
-from tests._files import read_yaml
+from tests._files import read_yaml, write_yaml
 from tests._helpers import ROOT, refuses
 
 CLASSES = [one for kind in ("loss", "source", "task") for one in listed.of_kind(kind)]
@@ -102,14 +101,14 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> Non
         "class_path": "kd.tasks.Classification",
         "init_args": {"label_smoothing": 0.1},
     }
-    recipe.write_text(yaml.safe_dump(config))
+    write_yaml(recipe, config)
     check([f"recipe={recipe}", "model.task_loss_weight=0"])
     config["model"]["task_loss_weight"] = 0.0
-    recipe.write_text(yaml.safe_dump(config))
+    write_yaml(recipe, config)
     with refuses(r"label_smoothing: 0\.1 has no effect"):
         check([f"recipe={recipe}"])
-    recipe.write_text(
-        yaml.safe_dump({**config, "name": None, "resume": None, "rank_timeout_s": 600})
+    write_yaml(
+        recipe, {**config, "name": None, "resume": None, "rank_timeout_s": 600}
     )  # as a run saves it
     check([f"recipe={recipe}"])
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
@@ -17,7 +16,7 @@ from kd.fleet.tuning.plan import SearchObjective
 from kd.report.facts import Facts
 from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
-from tests._files import read_json, read_yaml
+from tests._files import read_json, read_yaml, write_yaml
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
 from tests._pages import sections_of
@@ -151,7 +150,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     config = read_yaml(recipe)
     config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
     config["optim"]["lr"] = 0.0
-    recipe.write_text(yaml.safe_dump(config))
+    write_yaml(recipe, config)
     forget = callback("tests.callbacks.test_best.Forget")
     items = [
         "data.batch_size=8",

@@ -27,7 +27,7 @@ from kd.data.sources import (
 )
 from kd.settings import Augment
 from tests._files import write_json
-from tests._helpers import CLASSES, Prints, draw_folder, refuses
+from tests._helpers import CLASSES, Command, draw_folder, refuses
 
 # -- order --------
 
@@ -329,7 +329,7 @@ def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:
 
 
 def test_a_part_of_train_is_held_out_where_there_is_no_val(
-    recipe: Path, tmp_path: Path, prints: Prints
+    recipe: Path, tmp_path: Path, prints: Command
 ) -> None:
     root = draw_folder(tmp_path / "own", train=10, val=1)
     (root / "train" / "apple" / "x.heic").write_bytes(b"")

@@ -19,7 +19,7 @@ from kd.data.engines import colours, device
 from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.errors import needs_extra
 from kd.settings import Augment
-from tests._helpers import Refusal, draw_folder, refuses
+from tests._helpers import Command, draw_folder, refuses
 from tests._runs import run, summary_of
 from tests._scenes import NAMES, draw
 
@@ -235,7 +235,7 @@ def test_dali_works_on_the_next_batch_beside_the_step(
         assert torch.equal(made["image"], wanted[number]["image"])
 
 
-def test_a_missing_dali_is_one_line(recipe: Path, refusal: Refusal) -> None:
+def test_a_missing_dali_is_one_line(recipe: Path, refusal: Command) -> None:
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
         pytest.skip("DALI is installed")
     assert f"data.engine: dali {needs_extra('dali')}" in refusal(
@@ -272,7 +272,7 @@ def test_the_load_is_torchvisions_list_so_many_times() -> None:
 
 
 def test_dali_changes_no_colours_of_whole_pictures(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Command
 ) -> None:
     monkeypatch.setattr("kd.run.needs._installed", lambda package: True)
     augment = ["data.augment.before_resize=true", "data.augment.color_jitter=0.2"]

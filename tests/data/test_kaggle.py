@@ -8,7 +8,7 @@ from kd.cli import main
 from kd.data.sources import Manifest
 from kd.data.splits import Splits
 from kd.settings import DataSettings
-from tests._helpers import Refusal, draw_folder, refuses, write_recipe
+from tests._helpers import Command, draw_folder, refuses, write_recipe
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_id_without_a_file_is_named_as_a_damaged_picture(table_of_ids: Path) 
 
 
 def test_a_trained_student_answers_for_a_table_of_ids(
-    table_of_ids: Path, tmp_path: Path, refusal: Refusal
+    table_of_ids: Path, tmp_path: Path, refusal: Command
 ) -> None:
     """Training, evaluation and answers for a table without labels, as one types them in a competition."""
     recipe = write_recipe(

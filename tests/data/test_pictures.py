@@ -19,7 +19,7 @@ from kd.data.pictures import decode
 from kd.data.sources import ImageFolder
 from kd.storage.decoding import TooLarge, decoded, open_picture
 from tests._files import read_json
-from tests._helpers import Prints, draw_folder, refuses
+from tests._helpers import Command, draw_folder, refuses
 
 RNG = np.random.RandomState(0)
 PIXELS = RNG.randint(0, 255, (40, 44, 3), np.uint8)
@@ -243,7 +243,7 @@ def test_a_damaged_note_of_an_earlier_look_is_written_anew(
 
 
 def test_pictures_are_found_at_any_depth_and_what_is_left_out_is_said(
-    recipe: Path, tmp_path: Path, prints: Prints
+    recipe: Path, tmp_path: Path, prints: Command
 ) -> None:
     root = draw_folder(tmp_path / "own", train=12, val=4)
     below = root / "train" / "apple" / "2024" / "may"

@@ -24,7 +24,7 @@ from kd.data.sources.shards import PICTURE
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
 from tests._files import write_json
-from tests._helpers import Prints, Refusal, draw_folder, refuses
+from tests._helpers import Command, draw_folder, refuses
 from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 
@@ -113,7 +113,7 @@ def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
     ids=["unfinished", "index", "truncated", "missing"],
 )
 def test_a_damaged_pack_is_named(
-    recipe: Path, tmp_path: Path, damage: Any, message: str, refusal: Refusal
+    recipe: Path, tmp_path: Path, damage: Any, message: str, refusal: Command
 ) -> None:
     source = packed(recipe, tmp_path / "pack")
     damage(tmp_path / "pack")
@@ -188,7 +188,7 @@ def test_the_newest_shards_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_shard_of_noise_is_named_before_training(
-    recipe: Path, tmp_path: Path, refusal: Refusal
+    recipe: Path, tmp_path: Path, refusal: Command
 ) -> None:
     source = packed(recipe, tmp_path / "pack")
     shard = tmp_path / "pack" / "train-00000.tar"
@@ -200,7 +200,7 @@ def test_a_shard_of_noise_is_named_before_training(
     assert "not a picture, or its header is damaged" in error
 
 
-def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, refusal: Refusal) -> None:
+def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, refusal: Command) -> None:
     for items, message in (
         (["short_side=big"], "short_side: must be a whole number, got 'big'"),
         (["data.source.root=/nowhere"], "data.source.root: folder /nowhere not found"),
@@ -218,7 +218,7 @@ def test_from_an_object_store(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = packed(recipe, f"{s3}/mini")
@@ -315,8 +315,8 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    prints: Prints,
-    refusal: Refusal,
+    prints: Command,
+    refusal: Command,
 ) -> None:
     """Written once; read from the store and from a copy on a disk, to the bit of the cache that they are of."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "one"))
@@ -358,7 +358,7 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
 
 def test_a_teachers_checkpoint_from_an_object_store(
     recipe: Path, teacher: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     files, path = file_system(f"{s3}/teacher.safetensors")

@@ -18,7 +18,7 @@ from kd.data.sampler import TrainBatches
 from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
 from kd.settings import Augment
 from kd.tasks import Classification
-from tests._helpers import Prints, draw_folder, refuses
+from tests._helpers import Command, draw_folder, refuses
 from tests._runs import assert_same, losses, run_folders, student_of, summary_of
 
 
@@ -148,7 +148,7 @@ def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(
         np.testing.assert_allclose(sums[i : i + 2], float(both), atol=1e-6)
 
 
-def test_runs(recipe: Path, unlabelled: Path, prints: Prints) -> None:
+def test_runs(recipe: Path, unlabelled: Path, prints: Command) -> None:
     assert "training on the unlabelled pictures alone: no task loss" in prints(
         "train", [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "trainer.max_epochs=1"]
     )

@@ -31,7 +31,7 @@ from kd.errors import UserError
 from kd.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
-from tests._helpers import Refusal, draw_folder, refuses
+from tests._helpers import Command, draw_folder, refuses
 from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
 
 
@@ -224,7 +224,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     pictures = draw_folder(tmp_path / "mini", train=2, val=1)
     put(pictures / "train" / "apple", f"{s3}/one/train/apple")

@@ -1,6 +1,5 @@
 """Torchrun's elastic agent starts a failed job again, and the job goes on where it was."""
 
-import json
 import os
 import socket
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._files import json_lines
 from tests._helpers import ROOT
 from tests._runs import callback, run_of, summary_of
 
@@ -33,9 +33,6 @@ def test_a_killed_rank_is_started_again_and_goes_on(recipe: Path) -> None:
     assert f"kd-train: this job has run before: resuming {folder}" in done.stdout
     assert [p.name for p in (recipe.parent / "runs" / "tiny").glob("[0-9]*")] == ["000"]
     for rank in (0, 1):
-        lines = [
-            json.loads(x)
-            for x in (folder / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()
-        ]
+        lines = json_lines(folder / "records" / f"samples.rank{rank}.jsonl")
         assert [line["step"] for line in lines] == list(range(1, 19))
     assert summary_of(folder)["status"] == "done"

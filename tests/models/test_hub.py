@@ -19,7 +19,7 @@ from kd.models.build import build_model
 from kd.models.hub import check_downloadable
 from kd.models.spec import StudentSpec
 from kd.storage import hub
-from tests._helpers import Refusal, refuses
+from tests._helpers import Command, refuses
 from tests._hub import hub_with
 
 
@@ -126,7 +126,7 @@ def test_an_address_that_never_ends_its_answer_is_left(
 
 
 def test_missing_weights_are_reported_before_a_picture_is_read(
-    attempts: list[str], tmp_path: Path, refusal: Refusal
+    attempts: list[str], tmp_path: Path, refusal: Command
 ) -> None:
     for number in range(20):
         (tmp_path / f"{number}.jpg").write_bytes(b"no picture")

@@ -15,7 +15,7 @@ from kd.models import StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.models.own import build_own
 from kd.teachers import build_teacher
 from tests._files import read_json, write_json
-from tests._helpers import CLASSES, Refusal, refuses
+from tests._helpers import CLASSES, Command, refuses
 from tests._runs import run, summary_of
 
 PICTURES = torch.randint(
@@ -85,7 +85,7 @@ OURS = [
 
 
 def test_a_builder_of_ones_own_trains_and_comes_back(
-    recipe: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    recipe: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     hint = (
         "model.distill_losses.hint={class_path: HintLoss}",

@@ -19,7 +19,7 @@ from kd.run.run import settings_of
 from kd.run.train_first import what_files_say
 from scripts.timm_tensors import missing
 from tests._files import read_json
-from tests._helpers import ARCH, TINY, Prints, draw_folder, refuses, tiny_vit
+from tests._helpers import ARCH, TINY, Command, draw_folder, refuses, tiny_vit
 from tests._hub import hub_with
 from tests._runs import summary_of
 
@@ -180,7 +180,7 @@ def test_a_typed_architecture_that_has_other_tensors_names_the_files(bare: Path)
         build_model(spec, 4, "model.teacher", head=True)
 
 
-def test_two_words_are_enough(bare: Path, tmp_path: Path, prints: Prints) -> None:
+def test_two_words_are_enough(bare: Path, tmp_path: Path, prints: Command) -> None:
     """The recipe's teacher, sizes and student give way to a file's."""
     pictures = draw_folder(tmp_path / "pictures")
     own = ["config=debug", "preflight=off", f"runs_dir={tmp_path / 'runs'}"]

@@ -20,7 +20,7 @@ from tests._helpers import (
     CLASSES,
     TINY,
     WITHOUT_TEACHER,
-    Refusal,
+    Command,
     refuses,
     save_teacher,
     tiny_vit,
@@ -34,7 +34,7 @@ PICTURES = torch.randint(
 
 
 def test_a_pickled_model_is_told_what_to_save(
-    recipe: Path, tmp_path: Path, refusal: Refusal
+    recipe: Path, tmp_path: Path, refusal: Command
 ) -> None:
     torch.save(tiny_vit(), tmp_path / "model.pth")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pth")

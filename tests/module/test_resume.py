@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from torch import nn
 
 from kd.callbacks.summary import Summary
@@ -18,7 +17,7 @@ from kd.cli import train_main
 from kd.data.sampler import TrainBatches
 from kd.module.resume import Resume
 from kd.optim import warmup_cosine
-from tests._files import read_yaml
+from tests._files import json_lines, read_yaml, write_yaml
 from tests._forks import start, start_ranks, status_of
 from tests._helpers import Command, draw_folder, refuses, write_recipe
 from tests._kills import main as kill_in_a_row
@@ -46,7 +45,7 @@ def hard_recipe(path: Path, pictures: Path, teacher: Path, **changes: object) ->
     config["model"]["taps"] = {"hint": {"student": "norm", "teacher": "norm"}}
     config["model"]["student"]["kwargs"]["proj_drop_rate"] = 0.1
     config["trainer"] |= {"max_epochs": 12, "accumulate_grad_batches": 2}
-    recipe.write_text(yaml.safe_dump(config))
+    write_yaml(recipe, config)
     return recipe
 
 
@@ -209,7 +208,7 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
         {"class_path": "tests._stop.RecordOptimizer", "init_args": {"file": str(file)}}
     )
     assert train_main([f"resume={folder}", *items, f"trainer.callbacks=[{record}]"]) == 0
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return json_lines(file)
 
 
 @pytest.mark.parametrize(

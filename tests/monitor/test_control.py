@@ -15,7 +15,7 @@ from kd.monitor.watched import Watched
 from kd.report.records import read_run
 from kd.storage.control_file import parse
 from tests._forks import start_ranks, status_of
-from tests._helpers import Prints
+from tests._helpers import Command
 from tests._runs import callback, run_of
 from tests._runs import run as trained
 
@@ -68,7 +68,7 @@ def test_the_sampling_changes_its_pace() -> None:
 
 
 def test_words_are_sent_to_a_folder_of_this_machine(
-    tmp_path: Path, prints: Prints, refusal
+    tmp_path: Path, prints: Command, refusal
 ) -> None:
     (tmp_path / "config.yaml").touch()
     assert f"written to {tmp_path / 'monitor'}" in prints(

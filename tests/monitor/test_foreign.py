@@ -25,7 +25,7 @@ from kd.storage import objects
 from kd.storage.objects import file_system
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 from tests._forks import free_port, run_ranks, wait_until
-from tests._helpers import ROOT, Prints
+from tests._helpers import ROOT, Command
 from tests.monitor._foreign import Classifier, linear, loader, plain_loop, trainer_with
 
 LATE_S = 0.4  # of rank 1, in each step: long against what a step computes, on a busy machine too
@@ -217,7 +217,7 @@ def test_page_verdict_and_comparison(two_runs: Path, capsys: pytest.CaptureFixtu
     assert summary["verdict"]["bound"] in {"model", "host", "data", "none"}
 
 
-def test_what_if(two_runs: Path, prints: Prints, refusal) -> None:
+def test_what_if(two_runs: Path, prints: Command, refusal) -> None:
     """What the records do not say is refused, not answered with 1.00x."""
     run = str(two_runs / "lightning")
     table = prints("report", [run, "--what-if", "gpus=8", "epochs=100", "price=24"])

@@ -28,7 +28,7 @@ from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
 from tests._files import read_json
 from tests._forks import free_port
-from tests._helpers import Refusal
+from tests._helpers import Command
 from tests._runs import callback, run
 
 WATCHED = Watched(Path())
@@ -85,7 +85,7 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
         get(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_the_address_is_chosen(recipe: Path, refusal: Refusal) -> None:
+def test_the_address_is_chosen(recipe: Path, refusal: Command) -> None:
     port = int(free_port())
     asked = callback("tests.monitor.test_prometheus.Ask", port=port, host="127.0.0.2")
     items = [f"recipe={recipe}", f"monitor.prometheus_port={port}", asked, "trainer.max_epochs=1"]
@@ -94,7 +94,7 @@ def test_the_address_is_chosen(recipe: Path, refusal: Refusal) -> None:
     assert f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): " in told
 
 
-def test_a_taken_port_is_one_line(recipe: Path, refusal: Refusal) -> None:
+def test_a_taken_port_is_one_line(recipe: Path, refusal: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         told = refusal("train", [f"recipe={recipe}", f"monitor.prometheus_port={port}"])

@@ -9,7 +9,7 @@ import pytest
 from kd.monitor.cloudwatch import embedded
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 from tests._files import read_json
-from tests._helpers import Prints
+from tests._helpers import Command
 from tests._runs import callback, run
 
 MONITOR = Path(__file__).parents[2] / "scripts" / "monitor"
@@ -41,7 +41,7 @@ def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
     assert units["kd.phase_seconds"] == "s"
 
 
-def test_cloudwatch(recipe: Path, prints: Prints) -> None:
+def test_cloudwatch(recipe: Path, prints: Command) -> None:
     """Each line is in the embedded metric format, and its last one has what the run measured."""
     items = ["monitor.cloudwatch=KD/Tests", "monitor.send_every_s=0.3", "monitor.rules_every_s=0.2"]
     lines = [

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kd.cli import report_main
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from tests._files import read_yaml, write_json
-from tests._helpers import Prints
+from tests._files import json_lines, read_yaml, write_json, write_yaml
+from tests._helpers import Command
 from tests._pages import made, sections_of
 from tests._runs import summary_of
 
@@ -25,7 +24,7 @@ def verdict_in(sections: list[dict[str, Any]]) -> str:
     return next(section["text"] for section in sections if section["kind"] == "verdict")
 
 
-def test_it_opens_with_what_came_of_the_runs(tmp_path: Path, prints: Prints) -> None:
+def test_it_opens_with_what_came_of_the_runs(tmp_path: Path, prints: Command) -> None:
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
     for folder, agreement in ((before, 0.5), (after, 0.75)):
         summary = summary_of(folder)
@@ -49,7 +48,7 @@ def test_it_opens_with_what_came_of_the_runs(tmp_path: Path, prints: Prints) -> 
 
 
 def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
-    tmp_path: Path, prints: Prints
+    tmp_path: Path, prints: Command
 ) -> None:
     first, second = tmp_path / "first" / "000", tmp_path / "second" / "000"
     for folder, root in ((first, "own"), (second, "split")):
@@ -57,14 +56,14 @@ def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
         made(folder, 1, 10, 4, "GPU")
         config = read_yaml(folder / "config.yaml")
         config["data"] = {"source": {"class_path": "ImageFolder", "init_args": {"root": root}}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        write_yaml(folder / "config.yaml", config)
     lines = prints("report", [str(first), str(second)]).splitlines()
     assert lines[1].startswith("they have different data.source: ")
     page = sections_of(second / "comparison.html")
     assert str(first) in titled(page, "In numbers")["columns"]
 
 
-def test_a_run_without_an_accuracy_is_compared_by_its_time(tmp_path: Path, prints: Prints) -> None:
+def test_a_run_without_an_accuracy_is_compared_by_its_time(tmp_path: Path, prints: Command) -> None:
     """A training that is not kd's has no validation of kd's: nothing is said of it."""
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
     for folder in (before, after):
@@ -76,7 +75,7 @@ def test_a_run_without_an_accuracy_is_compared_by_its_time(tmp_path: Path, print
 
 
 def test_the_page_of_one_run_is_written_and_its_verdict_is_printed(
-    tmp_path: Path, prints: Prints
+    tmp_path: Path, prints: Command
 ) -> None:
     folder = made(tmp_path / "a", 1, 10, 4, "GPU")
     *findings, verdict, place = prints("report", [str(folder)]).splitlines()
@@ -144,7 +143,7 @@ def test_cost_of_a_step_with_a_second_kind_of_machine(
     ]
     for folder, took in zip(folders, ms, strict=True):
         steps = folder / "records" / "phases.rank0.jsonl"
-        lines = [json.loads(line) for line in steps.read_text().splitlines()]
+        lines = json_lines(steps)
         lines[-1] |= {"p": {"student": lines[-1]["steps"] * float(took)}}
         steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert report_main([str(folder) for folder in folders]) == 0
@@ -167,7 +166,7 @@ def test_three_runs_are_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
-    tmp_path: Path, prints: Prints
+    tmp_path: Path, prints: Command
 ) -> None:
     """Measured: 148 settings "differed" since kd.Monitor knows none of them; times were not those of the own tables."""
     own = made(tmp_path / "demo" / "a", 1, 10, 4, "GPU")

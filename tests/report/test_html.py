@@ -17,8 +17,8 @@ from kd.report.evaluated import run_table
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from tests._files import write_json
-from tests._helpers import ROOT, Refusal
+from tests._files import json_lines, write_json
+from tests._helpers import ROOT, Command
 from tests._pages import BROWSER, FLAGS, section, write_run
 from tests._runs import run as trained
 from tests._runs import summary_of
@@ -153,7 +153,7 @@ def test_a_page_has_the_name_of_its_run_and_prints_what_is_folded(tmp_path: Path
     assert '"beforeprint"' in page and "@media print" in page
 
 
-def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, refusal: Command) -> None:
     folder = write_run(tmp_path / "demo" / "007")
     told = refusal("report", [str(tmp_path / "demo")])
     assert (
@@ -367,7 +367,7 @@ def test_a_running_runs_page_is_written_while_it_trains(tmp_path: Path) -> None:
     assert not page.exists()
     (folder / "summary.json").unlink()
     file = folder / "records" / "phases.rank0.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = json_lines(file)
     lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
     lines[0]["teacher"] = {"arch": "vit_large_patch16_224", "params": 1, "val": {"acc1": 0.8}}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -8,6 +8,7 @@ from kd.cli import report_main
 from kd.report.costs import input_costs
 from kd.report.facts import Facts
 from kd.report.rules import Explained
+from tests._files import json_lines
 from tests._pages import made, run_of, sections_of
 
 STEP, REST = 192.0, 86.0
@@ -69,7 +70,7 @@ def test_nothing_to_move_nothing_said() -> None:
 def test_the_page_has_the_table(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", 8, 10, 4, "GPU", price_per_hour=37.688)
     steps = folder / "records" / "phases.rank0.jsonl"
-    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines = json_lines(steps)
     lines[0] |= {
         "cores": 96,
         "num_workers": 12,

@@ -10,7 +10,7 @@ from kd.report.costs import Change, outlook_of, outlook_table
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from kd.run.options import options_of
-from tests._helpers import Prints, Refusal, refuses
+from tests._helpers import Command, refuses
 from tests._pages import tier_run, write_run
 
 
@@ -64,7 +64,7 @@ def test_more_processes_share_an_epoch_and_wait_for_a_longer_ring() -> None:
     assert outlook_of(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
 
 
-def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, prints: Prints) -> None:
+def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, prints: Command) -> None:
     folder = write_run(tmp_path / "run")
     out = prints("report", [str(folder), "--what-if", "cache=on", "gpus=8", "price=32.8"])
     assert "as it is" in out
@@ -74,7 +74,7 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, prints: Prints
     assert not (folder / "report.html").exists()
 
 
-def test_too_few_records_predict_nothing(tmp_path: Path, refusal: Refusal) -> None:
+def test_too_few_records_predict_nothing(tmp_path: Path, refusal: Command) -> None:
     (tmp_path / "config.yaml").write_text("recipe: demo\n")
     assert "too few records to predict from" in refusal(
         "report", [str(tmp_path), "--what-if", "cache=on"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytorch_lightning
-import yaml
 
 from kd.cli import main
 from kd.data.datamodule import DistillationDataModule as DataModule
@@ -18,6 +17,7 @@ from kd.run.open import open_run
 from kd.run.request import Request
 from kd.run.trust import Trust
 from kd.ship.finished import FinishedRun
+from tests._files import write_yaml
 from tests._helpers import CLASSES, draw_folder
 
 DATA = {
@@ -76,7 +76,7 @@ def test_opening_builds_no_data_module(finished: Path, monkeypatch: pytest.Monke
 def config(tmp_path: Path) -> Path:
     """A run's settings, as one's own."""
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump({"recipe": "r", "seed": 3, "data": DATA, "model": MODEL}))
+    write_yaml(file, {"recipe": "r", "seed": 3, "data": DATA, "model": MODEL})
     return file
 
 

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from safetensors.torch import save_file
 
 from kd.cli import train_main
 from kd.run import train_first
 from kd.run.train_first import trained_teacher
-from tests._files import read_json, read_yaml
+from tests._files import read_json, read_yaml, write_yaml
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, Command, refuses, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good, summary_of
@@ -117,7 +116,7 @@ def test_messages_of_its_training_name_the_keys_of_the_run(student: Path) -> Non
     log = student.parent / "log"
     recipe = read_yaml(student)
     recipe["model"]["teacher"]["kwargs"]["num_heads"] = 3  # does not divide 32
-    student.write_text(yaml.safe_dump(recipe))
+    write_yaml(student, recipe)
     assert status_of(begin(student, log, forked=True)) == 2
     (line,) = re.findall("kd-train: model.*", log.read_text())[:1]
     assert line.startswith("kd-train: model.teacher: "), line

@@ -4,11 +4,11 @@ import pytest
 
 from kd.commands.export import usage
 from kd.ship.export.base import FORMATS, OTHERS, find_format, formats_with
-from tests._helpers import ROOT, Refusal
+from tests._helpers import ROOT, Command
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "TensorRT", "TFLite"])
-def test_a_name_of_another_program_or_file(name: str, refusal: Refusal) -> None:
+def test_a_name_of_another_program_or_file(name: str, refusal: Command) -> None:
     message = refusal("export", ["runs/none", f"to={name}"])
     assert f"to: no format '{name}': {OTHERS[name.lower()]}" in message
     assert name not in FORMATS

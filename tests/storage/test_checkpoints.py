@@ -19,7 +19,7 @@ from kd.storage.checkpoints import claim, damage, newest_whole, run_folder
 from kd.storage.writing import write_whole
 from kd.strategies.checkpoint_files import CheckpointFiles
 from tests._forks import start, status_of
-from tests._helpers import Refusal, refuses
+from tests._helpers import Command, refuses
 from tests._runs import run, summary_of
 
 
@@ -162,7 +162,7 @@ class Evil:
 
 
 def test_nothing_in_a_file_is_executed(
-    recipe: Path, pictures: Path, tmp_path: Path, refusal: Refusal
+    recipe: Path, pictures: Path, tmp_path: Path, refusal: Command
 ) -> None:
     touched = tmp_path / "touched"
     run(recipe, "trainer.max_epochs=1")

@@ -24,8 +24,8 @@ from kd.run.run import Run
 from kd.run.trust import Trust
 from kd.storage.elsewhere import mapping_of, yaml_of
 from kd.storage.of_weights import write_of_weights
-from tests._files import read_json, read_yaml, write_json
-from tests._helpers import TINY, Refusal, draw_folder, refuses, save_teacher, write_recipe
+from tests._files import read_json, read_yaml, write_json, write_yaml
+from tests._helpers import TINY, Command, draw_folder, refuses, save_teacher, write_recipe
 from tests._runs import run as trained
 from tests._runs import summary_of
 
@@ -69,7 +69,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def refused(refusal: Refusal) -> Refusal:
+def refused(refusal: Command) -> Command:
     """The one line with which a command refuses."""
 
     def line_of(program: str, items: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ def test_a_recipe_from_elsewhere_names_no_other_machine(
     tree: object = value
     for name in reversed(key.split(".")):
         tree = {name: tree}
-    file.write_text(yaml.safe_dump(tree))
+    write_yaml(file, tree)
     beside = ["data.engine=ray", "data.num_workers=2"] if key.startswith("data.tier") else []
 
     def settings(*more: str) -> dict:
@@ -171,7 +171,7 @@ def test_a_recipe_from_elsewhere_runs_nothing(
     recipe: Path,
     request: pytest.FixtureRequest,
     evil: Path,
-    refused: Refusal,
+    refused: Command,
 ) -> None:
     own = spoilt(RECIPES[kind], evil)
     if way == "resume":
@@ -204,7 +204,7 @@ def test_a_search_from_elsewhere_names_no_code(
     recipe: Path,
     evil: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refused: Refusal,
+    refused: Command,
 ) -> None:
     file = evil.parent / "tune.yaml"
     file.write_text(f"search: {{trainer.callbacks: [{space}]}}\n")
@@ -217,7 +217,7 @@ def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
     recipe: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refused: Refusal,
+    refused: Command,
 ) -> None:
     (tmp_path / "counted_builds.py").write_text(
         "from pytorch_lightning import Callback\n\nclass Counts(Callback):\n"
@@ -273,7 +273,7 @@ BUILDERS = {
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_a_students_file_runs_nothing(
-    kind: str, copied: Path, recipe: Path, evil: Path, refused: Refusal
+    kind: str, copied: Path, recipe: Path, evil: Path, refused: Command
 ) -> None:
     import evil_code  # noqa: F401 - a builder that is there already is as little to be run
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(
     assert (copied / "checkpoints" / "theirs.ckpt").is_file()
 
 
-def test_latest_of_elsewhere_names_no_path(copied: Path, refused: Refusal) -> None:
+def test_latest_of_elsewhere_names_no_path(copied: Path, refused: Command) -> None:
     victim = copied.parents[2] / "victim"
     copied.rename(victim)
     before = sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()
@@ -423,7 +423,7 @@ def test_a_bucket_writes_below_the_cache_alone(
     copied: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refused: Refusal,
+    refused: Command,
 ) -> None:
     pytest.importorskip("fsspec")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -475,7 +475,7 @@ LINKED = (
 
 
 def test_links_in_a_run_folder_are_not_followed(
-    copied: Path, recipe: Path, tmp_path: Path, refused: Refusal
+    copied: Path, recipe: Path, tmp_path: Path, refused: Command
 ) -> None:
     """The run is not opened, and nothing that its links lead to has changed."""
     for number, name in enumerate(LINKED):
@@ -506,7 +506,7 @@ def bomb(levels: int) -> str:
     "text", [bomb(30), "a: &a [*a]\n", "a: " + "[" * 1_000, "a: &a {<<: *a}\n"]
 )
 def test_yaml_that_grows(
-    text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str], refused: Refusal
+    text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str], refused: Command
 ) -> None:
     (copied / "x.yaml").write_text(text)
     (copied / "config.yaml").write_text(text)
@@ -525,7 +525,7 @@ def test_anchors_are_fine(recipe: Path, tmp_path: Path) -> None:
     assert main("train", [f"recipe={tmp_path / 'x.yaml'}", "--print_config"]) == 0
 
 
-def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, refused: Refusal) -> None:
+def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, refused: Command) -> None:
     program = copied / "export" / "torch_export" / "model.pt2"
     program.parent.mkdir(parents=True)
     program.write_bytes(b"code")
@@ -542,7 +542,7 @@ def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, refused: 
 # -- what is cut short, and what others read ---------------------------------------------------------------------------
 
 
-def test_settings_cut_short_are_not_believed(copied: Path, refused: Refusal) -> None:
+def test_settings_cut_short_are_not_believed(copied: Path, refused: Command) -> None:
     config = copied / "config.yaml"
     whole = config.read_text()
     lines = whole.splitlines(keepends=True)

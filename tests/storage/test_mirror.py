@@ -19,7 +19,7 @@ from kd.storage.objects import file_system
 from kd.storage.run_urls import CLAIM, fetched_run, keep_notes, notes_in, on_disk, state_here
 from tests._faults import Faults, before
 from tests._forks import free_port, run_ranks, start, status_of
-from tests._helpers import Refusal, refuses
+from tests._helpers import Command, refuses
 from tests._runs import losses
 from tests._runs import run as trained
 
@@ -43,7 +43,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     first = "checkpoint.monitor=val/acc5"  # the first epoch is the best then, and is looked for after the move
     trained(recipe, first)
@@ -297,7 +297,7 @@ def test_bad_places_take_one_line_and_leave_nothing(
     s3: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
     cases = [

@@ -35,7 +35,7 @@ from kd.storage.writing import (
     write_text,
     write_whole,
 )
-from tests._helpers import Refusal, refuses
+from tests._helpers import Command, refuses
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ NAMED = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("key", NAMED)
 def test_what_a_command_line_names_is_a_regular_file(
-    key: str, tmp_path: Path, recipe: Path, refusal: Refusal
+    key: str, tmp_path: Path, recipe: Path, refusal: Command
 ) -> None:
     """Whose readers refuse what else is none, as above."""
     pipe = tmp_path / "x"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from kd.cli import eval_main, export_main, predict_main, train_main
 from tests._files import read_json
-from tests._helpers import ARCH, TINY, Refusal, draw_folder, write_recipe
+from tests._helpers import ARCH, TINY, Command, draw_folder, write_recipe
 from tests._runs import summary_of
 
 TRUST = "trust=tests._numbers"
@@ -96,6 +96,6 @@ def test_it_is_exported_and_the_export_answers_in_numbers(run: Path) -> None:
     ],
 )
 def test_what_is_not_defined_for_it_is_refused(
-    recipe: Path, given: str, reason: str, refusal: Refusal
+    recipe: Path, given: str, reason: str, refusal: Command
 ) -> None:
     assert reason in refusal("train", [f"recipe={recipe}", TRUST, given])

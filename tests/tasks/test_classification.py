@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kd.tasks import Classification, Segmentation
-from tests._helpers import ARCH, TINY, Prints, Refusal, draw_folder, refuses, write_recipe
+from tests._helpers import ARCH, TINY, Command, draw_folder, refuses, write_recipe
 from tests._runs import losses, run, run_folders
 
 
@@ -27,7 +27,7 @@ def test_chance_is_the_binomial_test(counts: list[int]) -> None:
     assert max(counts) / total < limit  # who always names the most frequent class is no better
 
 
-def test_a_perfect_teacher_passes_on_eight_pictures(tmp_path: Path, prints: Prints) -> None:
+def test_a_perfect_teacher_passes_on_eight_pictures(tmp_path: Path, prints: Command) -> None:
     root = draw_folder(tmp_path / "two")
     for folder in [
         *root.glob("*/bread"),
@@ -87,7 +87,7 @@ def test_classes_of_pixels_count_by_their_weights() -> None:
 
 
 def test_class_weights_by_key(
-    tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     """Of 12, 12, 12 and 4 pictures ``auto`` gives 40 / (4 n), what the same numbers by name give."""
     root = draw_folder(tmp_path / "data")

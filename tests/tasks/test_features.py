@@ -16,7 +16,7 @@ from kd.tasks.features import (
     starting_classifier,
 )
 from tests._files import read_json
-from tests._helpers import ARCH, TINY, Prints, save_teacher, write_recipe
+from tests._helpers import ARCH, TINY, Command, save_teacher, write_recipe
 
 
 def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
@@ -145,7 +145,7 @@ def test_the_first_weights_for_labels_say_yes_above_a_half_by_leaving_each_pictu
 
 
 def test_a_run_begins_with_the_first_weights_for_numbers(
-    tmp_path: Path, pictures: Path, prints: Prints
+    tmp_path: Path, pictures: Path, prints: Command
 ) -> None:
     rows = ["path,brightness"]
     for i, path in enumerate(sorted((pictures / "train").rglob("*.jpg"))):

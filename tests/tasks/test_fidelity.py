@@ -17,7 +17,7 @@ from torchmetrics.functional.classification import (
 from kd.cli import main
 from kd.tasks.fidelity import Fidelity, KeptLogits
 from tests._files import read_json
-from tests._helpers import CLASSES, Prints
+from tests._helpers import CLASSES, Command
 from tests._runs import run as trained
 from tests._runs import summary_of
 
@@ -150,7 +150,7 @@ def test_kept_logits_end_at_their_limit() -> None:
 
 
 def test_logits_that_do_not_fit_are_reported(
-    recipe: Path, prints: Prints, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, prints: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 21,841 classes 12,290 validation pictures fill what a process keeps."""
     monkeypatch.setattr("kd.callbacks.preflight.MOST_LOGITS", 100)

@@ -11,7 +11,7 @@ from PIL import Image
 from kd.cli import eval_main, train_main
 from kd.data.sources import Manifest
 from kd.tasks import MultiLabel
-from tests._helpers import ARCH, TINY, Prints, Refusal, write_recipe
+from tests._helpers import ARCH, TINY, Command, write_recipe
 from tests._runs import run_folders, summary_of
 
 LABELS = ("blue", "green", "red")
@@ -34,7 +34,7 @@ def draw(root: Path) -> Path:
     return root
 
 
-def test_a_run_end_to_end(tmp_path: Path, prints: Prints, refusal: Refusal) -> None:
+def test_a_run_end_to_end(tmp_path: Path, prints: Command, refusal: Command) -> None:
     root = draw(tmp_path / "foods")
     recipe = write_recipe(
         tmp_path / "tiny.yaml", root, None, model__task={"class_path": "MultiLabel"}

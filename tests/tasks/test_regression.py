@@ -22,7 +22,7 @@ from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.regression import Regression
 from tests._files import read_json
-from tests._helpers import ARCH, TINY, Prints, Refusal, draw_folder, write_recipe
+from tests._helpers import ARCH, TINY, Command, draw_folder, write_recipe
 from tests._runs import summary_of
 
 NAN = math.nan
@@ -242,7 +242,7 @@ def test_the_export_answers_in_the_same_numbers(
 
 
 def test_a_list_of_test_pictures_certifies(
-    run: Path, lists: Path, prints: Prints, refusal: Refusal
+    run: Path, lists: Path, prints: Command, refusal: Command
 ) -> None:
     """Against the teacher, and against another run; other lists can't be named for the validation that chose."""
     assert "of lists data.source.test=FILE" in refusal(

@@ -22,7 +22,7 @@ from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
 from kd.teachers.answer_codec import TopK
 from tests._files import read_json
-from tests._helpers import ARCH, TINY, Prints, Refusal, refuses, save_teacher
+from tests._helpers import ARCH, TINY, Command, refuses, save_teacher
 from tests._runs import losses, run, run_folders, summary_of
 from tests._scenes import NAMES, draw, recipe_of
 
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_teacher_is_trained_and_teaches_a_convolutional_student(
-    tmp_path: Path, root: Path, prints: Prints
+    tmp_path: Path, root: Path, prints: Command
 ) -> None:
     """A dense ViT learns from masks, then teaches by CWD and per-pixel KD; then kd-eval, then pictures."""
     recipe = recipe_of(tmp_path, root)
@@ -368,7 +368,7 @@ def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(
-    items: list[str], message: str, tmp_path: Path, root: Path, refusal: Refusal
+    items: list[str], message: str, tmp_path: Path, root: Path, refusal: Command
 ) -> None:
     teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": TINY}
     recipe = recipe_of(tmp_path, root, teacher=teacher)
@@ -376,7 +376,7 @@ def test_mistakes_end_in_one_line(
 
 
 def test_views_of_the_device_and_packs_have_no_masks(
-    root: Path, tmp_path: Path, refusal: Refusal
+    root: Path, tmp_path: Path, refusal: Command
 ) -> None:
     recipe = recipe_of(tmp_path, root)
     assert "data.engine: masks need data.engine=torch or ray, got device" in refusal(
@@ -388,7 +388,7 @@ def test_views_of_the_device_and_packs_have_no_masks(
 
 
 def test_answers_for_every_pixel_are_cached(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     """In half precision; of the largest alone: the next test."""
     recipe = recipe_of(tmp_path, root)

@@ -15,7 +15,16 @@ from kd.cli import main, train_main
 from kd.teachers import answers_file
 from kd.teachers.answers_file import AnswersFile
 from tests._files import read_json
-from tests._helpers import ARCH, CLASSES, TINY, Prints, draw_folder, refuses, tiny_vit, write_recipe
+from tests._helpers import (
+    ARCH,
+    CLASSES,
+    TINY,
+    Command,
+    draw_folder,
+    refuses,
+    tiny_vit,
+    write_recipe,
+)
 from tests._runs import run as trained
 from tests._runs import summary_of
 
@@ -133,7 +142,7 @@ def test_a_run_learns_from_a_file(
     filled: tuple[Path, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    prints: Prints,
+    prints: Command,
     refusal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

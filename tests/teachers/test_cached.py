@@ -33,7 +33,7 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import Half
 from kd.teachers.answer_store import AnswerStore, Kind
 from tests._forks import run_ranks, start, status_of, wait_until
-from tests._helpers import ARCH, TINY, Prints, draw_folder, refuses, save_teacher, write_recipe
+from tests._helpers import ARCH, TINY, Command, draw_folder, refuses, save_teacher, write_recipe
 from tests._runs import assert_same, callback, losses, run, run_folders, student_of, summary_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
@@ -220,13 +220,10 @@ def test_kd_cache_fills_features(
     pictures: Path,
     teacher: Path,
     cache: list[str],
-    capsys: pytest.CaptureFixture[str],
+    prints: Command,
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "all tokens of two losses")
-    assert (
-        cache_main([f"recipe={recipe}", *cache, "data.batch_size=10"]) == 0
-    )  # a shorter last batch
-    said = capsys.readouterr().out
+    said = prints("cache", [f"recipe={recipe}", *cache, "data.batch_size=10"])
     assert said.index("bytes an answer") < said.index("cache: 96 answers computed")
     reading = run(recipe, *cache, "model.teacher.cache=only")
     assert report(reading)["answers_read"] == 96
@@ -360,7 +357,7 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(mixed: Mixed, cache: l
 def test_kd_cache_fills_what_training_reads(
     recipe: Path,
     cache: list[str],
-    prints: Prints,
+    prints: Command,
     tmp_path: Path,
 ) -> None:
     command = [f"recipe={recipe}", *cache, *MIX, "config=debug", "data.batch_size=10"]
@@ -388,7 +385,7 @@ def test_auto_says_why(
     cache: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    prints: Prints,
+    prints: Command,
 ) -> None:
     auto = [*cache, "model.teacher.cache=auto"]
     folder = run(recipe, *auto)
@@ -531,7 +528,7 @@ def test_several_teachers_each_with_a_cache(
     pictures: Path,
     teacher: Path,
     capsys: pytest.CaptureFixture[str],
-    prints: Prints,
+    prints: Command,
     refusal,
 ) -> None:
     """Logits of the mean, features of one, of another input size; filled by kd-cache, then in the run."""

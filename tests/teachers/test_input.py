@@ -14,7 +14,7 @@ import kd.tasks
 from kd.models import TeacherSpec, preprocess_for
 from kd.teachers import build_teacher
 from tests._good_teacher import recipe_of_a_good_teacher
-from tests._helpers import ARCH, CLASSES, TINY, WITHOUT_TEACHER, Prints, tiny_vit
+from tests._helpers import ARCH, CLASSES, TINY, WITHOUT_TEACHER, Command, tiny_vit
 
 MOMENTS = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]"}
 
@@ -35,7 +35,7 @@ def named(good: Path) -> Path:
 def test_a_wrong_mean_and_std_are_reported(
     good: Path,
     named: Path,
-    prints: Prints,
+    prints: Command,
 ) -> None:
     items = [
         f"recipe={good}",
@@ -151,7 +151,7 @@ def test_a_timm_model_is_fed_pictures_of_the_size_it_was_built_for(arch: str) ->
 def test_a_students_own_mean_beside_its_files_gets_a_line(
     good: Path,
     named: Path,
-    prints: Prints,
+    prints: Command,
 ) -> None:
     items = [
         f"recipe={good}",

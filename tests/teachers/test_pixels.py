@@ -27,7 +27,7 @@ from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore, Kind
 from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, CachedViews, Reading
-from tests._helpers import Prints, draw_folder
+from tests._helpers import Command, draw_folder
 from tests._runs import assert_same, losses, run, student_of, summary_of
 
 SIZE, VIEWS = (32, 32), 2
@@ -205,7 +205,7 @@ def test_kd_cache_fills_and_describes_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    prints: Prints,
+    prints: Command,
 ) -> None:
     answers = [f"recipe={recipe}", *cache]
     items = [*answers, "model.teacher.cache_pixels=true"]

@@ -20,7 +20,7 @@ from kd.settings import AskSettings
 from kd.teachers.server import HEADER, AnswerServer
 from tests._files import read_json
 from tests._forks import start, status_of
-from tests._helpers import Prints, Refusal, refuses, write_recipe
+from tests._helpers import Command, refuses, write_recipe
 from tests._http import Handler, http_server
 from tests._runs import losses, run, student_of, summary_of
 from tests._serving import serving
@@ -166,7 +166,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_reads_what_was_asked_once(
-    filling: list[str], server: Any, tmp_path: Path, prints: Prints, refusal
+    filling: list[str], server: Any, tmp_path: Path, prints: Command, refusal
 ) -> None:
     """Training and kd-eval ask nothing; of the probabilities of a server the logits are kept."""
     logits_of = server.answer
@@ -281,7 +281,7 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
 
 
 def test_an_address_where_nobody_answers_is_one_line(
-    recipe: Path, tmp_path: Path, refusal: Refusal
+    recipe: Path, tmp_path: Path, refusal: Command
 ) -> None:
     asked = [f"recipe={recipe}", "from=http://127.0.0.1:9", "from.retries=0"]
     (line,) = refusal("cache", asked).strip().splitlines()

@@ -20,7 +20,7 @@ from tests._helpers import (
     ARCH,
     CLASSES,
     TINY,
-    Prints,
+    Command,
     refuses,
     save_teacher,
     tiny_vit,
@@ -89,7 +89,7 @@ def test_an_ensembles_preflight_measures_each_and_all(
     tmp_path: Path,
     pictures: Path,
     two: dict[str, TeacherSpec],
-    prints: Prints,
+    prints: Command,
     refusal,
 ) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, Path(two["a"].checkpoint))

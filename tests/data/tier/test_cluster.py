@@ -21,7 +21,7 @@ from kd.data.tier import loader as remote
 from kd.errors import RunError
 from kd.settings import Augment, TierSpec
 from tests._forks import start, status_of, survivors, wait_until
-from tests._helpers import ROOT, Refusal, draw_folder
+from tests._helpers import ROOT, Command, draw_folder
 
 ray = pytest.importorskip("ray")
 
@@ -234,7 +234,7 @@ def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
     many: Path,
     recipe: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     for items, said in [
         (["data.tier.address=127.0.0.1:1"], "data.tier.address: no Ray cluster at 127.0.0.1:1"),

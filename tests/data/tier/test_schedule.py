@@ -10,7 +10,7 @@ from kd.data.tier.schedule import DEPTH, Machine, Made, Scheduler, Stream
 from kd.data.tier.schedule import Worker as TierMaker
 from kd.errors import needs_extra
 from kd.settings import TierSpec
-from tests._helpers import Refusal, refuses
+from tests._helpers import Command, refuses
 
 
 def hire(scheduler: Scheduler) -> None:
@@ -161,7 +161,7 @@ def test_mistakes_are_told_in_a_line(
     items: list[str],
     said: str,
     recipe,
-    refusal: Refusal,
+    refusal: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "config=remote_data" in items:

@@ -10,7 +10,7 @@ import pytest
 
 from kd.cli import launch_main, main
 from kd.commands.launch import PLACES, _target
-from tests._helpers import ROOT, Prints, Refusal
+from tests._helpers import ROOT, Command
 
 RECIPE = "recipe=foodtag_vit"
 CPUS = ["trainer.accelerator=cpu", "trainer.devices=2"]
@@ -23,7 +23,7 @@ def without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sagemakers_dry_run_needs_no_boto3(
-    without_boto3: None, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    without_boto3: None, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     line = ["sagemaker", RECIPE, "instances=2xml.p4d.24xlarge"]
     assert main("launch", [*line, "--dry-run"]) == 0
@@ -33,7 +33,7 @@ def test_sagemakers_dry_run_needs_no_boto3(
     assert "the request is not held against SageMaker's own model: needs" in shown.err
 
 
-def test_sending_needs_it(without_boto3: None, refusal: Refusal) -> None:
+def test_sending_needs_it(without_boto3: None, refusal: Command) -> None:
     keys = ["image=i", "role=arn:aws:iam::123456789012:role/kd", "bucket=s3://kd-test"]
     assert "kd-launch: sagemaker: needs" in refusal(
         "launch", ["sagemaker", RECIPE, "instances=2xml.p4d.24xlarge", *keys]
@@ -43,7 +43,7 @@ def test_sending_needs_it(without_boto3: None, refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_each_place_shows_an_example_that_it_takes(
-    place: str, capsys: pytest.CaptureFixture[str], prints: Prints
+    place: str, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
     assert main("launch", [place, RECIPE, "--dry-run"]) == 2
     example = _target(place).example

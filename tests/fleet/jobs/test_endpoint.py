@@ -19,7 +19,7 @@ from kd.fleet.aws import waited
 from kd.fleet.jobs.job import read_machines
 from kd.storage.archives import unpack
 from tests._forks import free_port
-from tests._helpers import ROOT, Prints, Refusal, refuses
+from tests._helpers import ROOT, Command, refuses
 
 boto3 = pytest.importorskip("boto3")
 
@@ -119,8 +119,8 @@ def test_an_endpoint_from_creation_to_deletion(
     pictures: Path,
     cloud: Any,
     tmp_path: Path,
-    prints: Prints,
-    refusal: Refusal,
+    prints: Command,
+    refusal: Command,
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoints"))
@@ -152,7 +152,7 @@ def test_an_endpoint_from_creation_to_deletion(
 
 
 def test_a_dry_run_of_a_deletion_needs_no_credentials(
-    run: Path, monkeypatch: pytest.MonkeyPatch, prints: Prints
+    run: Path, monkeypatch: pytest.MonkeyPatch, prints: Command
 ) -> None:
     monkeypatch.setattr(endpoint, "aws_session", lambda: pytest.fail("it takes credentials"))
     words = ["endpoint", str(run), "job=food", "--delete", "--dry-run"]

@@ -12,7 +12,7 @@ import yaml
 
 from kd.cli import main
 from kd.launch.sagemaker import channel_folder
-from tests._helpers import ROOT, Prints, Refusal, run_cli, write_recipe
+from tests._helpers import ROOT, Command, run_cli, write_recipe
 from tests._runs import summary_of
 
 CLOUD = ["image=registry.example.com/kd:1"]
@@ -184,7 +184,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is not None, reason="sbatch is here")
-def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, refusal: Command) -> None:
     assert "kd-launch: no program sbatch here" in refusal(
         "launch", ["slurm", f"recipe={tiny}", "instances=1xcpu:2"]
     )
@@ -211,7 +211,7 @@ def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path) -> None:
     assert failed.returncode == 1
 
 
-def test_lines_of_other_machines_are_only_printed(tiny: Path, prints: Prints) -> None:
+def test_lines_of_other_machines_are_only_printed(tiny: Path, prints: Command) -> None:
     items = [
         f"recipe={tiny}",
         "instances=2xcpu:2",
@@ -265,7 +265,7 @@ def test_a_job_that_slurm_takes_or_refuses(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     refuses = 'case "$*" in *late*) echo "no partition" >&2; exit 1;; esac; echo "7;here"'
     stand_in(tmp_path / "bin", monkeypatch, sbatch=refuses)

@@ -14,7 +14,7 @@ from kd.fleet.aws import aws_session
 from kd.launch.groups import gpus_in
 from tests._files import read_json, write_json
 from tests._forks import start, status_of
-from tests._helpers import Prints, Refusal, write_recipe
+from tests._helpers import Command, write_recipe
 from tests._runs import summary_of
 
 boto3 = pytest.importorskip("boto3")
@@ -90,7 +90,7 @@ def test_the_request(
 
 
 def test_data_in_a_file_system_and_more_of_the_request(
-    capsys: pytest.CaptureFixture[str], refusal: Refusal, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], refusal: Command, tmp_path: Path
 ) -> None:
     vpc = {"Subnets": ["subnet-1a", "subnet-2b"], "SecurityGroupIds": ["sg-3c"]}
     tags = [{"Key": "project", "Value": "food"}]
@@ -166,8 +166,8 @@ def test_a_run_from_launch_to_report(
     cloud: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    prints: Prints,
-    refusal: Refusal,
+    prints: Command,
+    refusal: Command,
 ) -> None:
     """What kd-launch sends is run as SageMaker runs it, in a container's folders; the model comes back as the run."""
     (tmp_path / "prices.yaml").write_text("ml.g5.xlarge: {on_demand: 2.0, spot: 0.6}\n")
@@ -235,7 +235,7 @@ def test_a_job_that_failed_or_that_nobody_knows_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (line,) = refusal("launch", ["sagemaker", "job=none"]).splitlines()
@@ -261,7 +261,7 @@ MISTAKES = {
 
 
 def test_mistakes_are_one_line_and_nothing_is_sent_or_left(
-    portable: Path, cloud: Any, tmp_path: Path, refusal: Refusal
+    portable: Path, cloud: Any, tmp_path: Path, refusal: Command
 ) -> None:
     """In one cloud: a mistake leaves it as it was."""
     asked = [
@@ -298,7 +298,7 @@ def test_what_s3_refuses_names_the_key_and_what_it_may_be(
     portable: Path,
     cloud: Any,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     error = {"Code": "AccessDenied", "Message": "Access Denied"}
     answer = SimpleNamespace(status_code=403), {"Error": error, "ResponseMetadata": {}}
@@ -323,7 +323,7 @@ def test_without_credentials(
     portable: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests._forks import wait_until
-from tests._helpers import Prints, Refusal, write_recipe
+from tests._helpers import Command, write_recipe
 from tests._runs import disturb, summary_of
 
 
@@ -23,8 +23,8 @@ def test_a_job_from_launch_to_run_folder(
     tmp_path: Path,
     pictures: Path,
     teacher: Path,
-    prints: Prints,
-    refusal: Refusal,
+    prints: Command,
+    refusal: Command,
 ) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     slow = [disturb("Slow", seconds=0.5), "trust=tests._stop", "checkpoint.every_n_steps=1"]

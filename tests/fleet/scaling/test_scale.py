@@ -8,11 +8,11 @@ from kd.commands.scale import _measure
 from kd.fleet.scaling.measure import ScalingPlan
 from kd.report.records import RunRecords
 from tests._files import read_json
-from tests._helpers import Refusal, run_cli
+from tests._helpers import Command, run_cli
 
 
 def test_more_processes_than_gpus(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Command
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert "kd-scale: processes: 4, but there are 2 GPUs" in refusal(

@@ -6,7 +6,7 @@ import pytest
 
 import kd
 from tests import _scenes
-from tests._helpers import ARCH, CLASSES, TINY, Refusal, draw_folder, write_recipe
+from tests._helpers import ARCH, CLASSES, TINY, Command, draw_folder, write_recipe
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 LOSSES = {"map": "BinaryKDLoss", "r2": "RegressionKDLoss", "miou": "PixelKDLoss"}
@@ -40,7 +40,7 @@ def _recipe(folder: Path, metric: str) -> tuple[Path, dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["map", "r2", "miou"])
-def test_every_kind_of_target_has_a_size(metric: str, tmp_path: Path, refusal: Refusal) -> None:
+def test_every_kind_of_target_has_a_size(metric: str, tmp_path: Path, refusal: Command) -> None:
     recipe, teacher = _recipe(tmp_path, metric)
     trained = kd.train(recipe, {"model.student": teacher, "trainer.max_epochs": 4})
     given = {

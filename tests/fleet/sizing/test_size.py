@@ -24,7 +24,7 @@ from tests._files import read_json, read_yaml, write_json
 from tests._helpers import (
     ARCH,
     TINY,
-    Refusal,
+    Command,
     StopwatchHere,
     draw_folder,
     refuses,
@@ -196,7 +196,7 @@ def test_a_budget_of_latency_that_nothing_meets_is_refused_and_leaves_nothing(
 def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed(
     recipe: Path,
     tmp_path: Path,
-    refusal: Refusal,
+    refusal: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search, "latencies", lambda *_: pytest.fail("timed"))
@@ -314,7 +314,7 @@ def test_runtimes(given: dict, recipe: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_students_without_a_classifier_are_compared_by_labelled_pictures(
-    tmp_path: Path, refusal: Refusal
+    tmp_path: Path, refusal: Command
 ) -> None:
     draw_folder(tmp_path / "pictures"), draw_folder(tmp_path / "labelled")
     weights = save_teacher(tmp_path / "dino.safetensors", **LARGE)

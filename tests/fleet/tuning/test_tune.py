@@ -2,7 +2,6 @@
 
 import csv
 import ctypes
-import json
 import os
 import pickle
 import signal
@@ -25,9 +24,9 @@ from kd.fleet.tuning.space import space_of
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
 from kd.run.request import Request
-from tests._files import read_json, read_yaml
+from tests._files import json_lines, read_json, read_yaml
 from tests._forks import ForkedRun, start, status_of, wait_until
-from tests._helpers import ROOT, Prints, Refusal, run_cli
+from tests._helpers import ROOT, Command, run_cli
 from tests._runs import disturb, summary_of
 from tests._searches import of, trial_processes, trials
 
@@ -94,7 +93,7 @@ def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(re
 
 
 def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
-    recipe: Path, prints: Prints, refusal: Refusal
+    recipe: Path, prints: Command, refusal: Command
 ) -> None:
     """Three trials: one loss, and the other one with two values of what only it has."""
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "objective=val/acc1,-params", "trials=9",
@@ -176,7 +175,7 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
 @pytest.mark.parametrize(
     "name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml"))
 )
-def test_spaces_that_ship_with_a_recipe(name: str, refusal: Refusal) -> None:
+def test_spaces_that_ship_with_a_recipe(name: str, refusal: Command) -> None:
     """All values are taken by a run: what is wrong then is the only thing that is."""
     assert "the number of cores, got 9999" in refusal("tune", [f"recipe={name}", "jobs=9999"])
 
@@ -247,7 +246,7 @@ def test_the_machine_is_dealt_without_overlap() -> None:
 
 
 def test_without_optuna_one_line_names_the_extra(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, refusal: Command
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "kd.fleet.tuning.study")
@@ -306,7 +305,7 @@ def test_a_torn_line_of_the_journal_ends_no_search(tmp_path: Path, tail: str) ->
         study.ask(space)
     assert len(trials(tmp_path)) == 3
     assert (tmp_path / "journal.log").read_bytes().startswith(whole)
-    assert all(json.loads(line) for line in (tmp_path / "journal.log").read_text().splitlines())
+    assert all(json_lines(tmp_path / "journal.log"))
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
@@ -325,7 +324,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def test_the_winner_runs_again_on_fresh_seeds(recipe: Path, prints: Prints) -> None:
+def test_the_winner_runs_again_on_fresh_seeds(recipe: Path, prints: Command) -> None:
     items = [
         f"recipe={recipe}",
         "trainer.max_epochs=1",
@@ -357,7 +356,7 @@ def test_speed_as_an_objective(recipe: Path) -> None:
 
 
 def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
-    recipe: Path, refusal: Refusal
+    recipe: Path, refusal: Command
 ) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text("trainer: {callbacks: [tests._kills.KillAtStep]}\n")

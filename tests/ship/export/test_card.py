@@ -8,12 +8,12 @@ from huggingface_hub import ModelCard
 
 from kd.cli import main
 from tests._files import read_json, write_json
-from tests._helpers import Refusal
+from tests._helpers import Command
 from tests._runs import summary_of
 
 
 def test_a_card_of_a_run(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -20,7 +20,7 @@ from kd.run.open import open_run
 from kd.ship.export.base import ExportJob, find_format
 from kd.ship.export.formats import onnx
 from tests._files import read_json
-from tests._helpers import ARCH, CLASSES, Refusal, draw_folder, save_teacher, write_recipe
+from tests._helpers import ARCH, CLASSES, Command, draw_folder, save_teacher, write_recipe
 from tests._runs import run as trained
 
 
@@ -114,7 +114,7 @@ def test_every_format_agrees_with_the_student(
     needs: str,
     check: Callable[[Path, Path], None] | None,
     tmp_path: Path,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:
     """Triton's folder is what SageMaker's archive holds."""
     pytest.importorskip(needs)
@@ -193,7 +193,7 @@ def vit_with_bessel(pretrained: bool = False, **kwargs: object) -> torch.nn.Modu
 
 
 def test_an_unsupported_operator_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     pytest.importorskip("onnxscript")
     data = draw_folder(tmp_path / "data", train=8, val=2)
@@ -212,7 +212,7 @@ def test_an_unsupported_operator_is_named(
 
 
 @pytest.mark.skipif(not find_spec("nncf"), reason="nncf is not here")
-def test_int8_is_bounded_by_another_number(finished: Path, refusal: Refusal) -> None:
+def test_int8_is_bounded_by_another_number(finished: Path, refusal: Command) -> None:
     told = refusal("export", [str(finished), "to=onnx", "int8=true", "min_agreement=90"]).strip()
     assert "min_agreement: has no effect with int8=true, where max_drop= bounds the loss" in told
     assert "\n" not in told

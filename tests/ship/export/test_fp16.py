@@ -20,7 +20,7 @@ from kd.ship.export import fp16
 from kd.ship.export.base import ExportJob
 from kd.ship.export.formats import onnx as onnx_format
 from tests._files import read_json
-from tests._helpers import ARCH, Prints, refuses
+from tests._helpers import ARCH, Command, refuses
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -136,7 +136,7 @@ def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_traced_once")
 @pytest.mark.parametrize("arch", [ARCH, "vit_with_norms_taken_apart"])
 def test_norms_that_overflow_stay_in_float32(
-    finished: Path, tmp_path: Path, prints: Prints, arch: str
+    finished: Path, tmp_path: Path, prints: Command, arch: str
 ) -> None:
     """A ViT in FP16 fell to 19 % where its layer norms were taken apart (onnxsim, pull request 1742)."""
     pytest.importorskip("onnxscript")

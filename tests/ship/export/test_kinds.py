@@ -12,7 +12,7 @@ from PIL import Image
 from kd.cli import main
 from kd.ship.export import load_student
 from tests._files import read_json
-from tests._helpers import Refusal, draw_folder, save_teacher, write_recipe
+from tests._helpers import Command, draw_folder, save_teacher, write_recipe
 from tests._runs import run as trained
 from tests._scenes import draw, recipe_of
 
@@ -44,7 +44,7 @@ def test_masks_of_whole_pictures(scenes: Path, tmp_path: Path) -> None:
     assert main("predict", [str(scenes), str(folder), "out=masks.csv"]) == 2
 
 
-def test_an_exported_scene_student(scenes: Path, tmp_path: Path, refusal: Refusal) -> None:
+def test_an_exported_scene_student(scenes: Path, tmp_path: Path, refusal: Command) -> None:
     pytest.importorskip("onnxscript")
     assert main("export", [str(scenes), "to=triton", f"out={tmp_path / 'out'}"]) == 0
     found = read_json(scenes / "export" / "export.json")["triton"]
@@ -83,7 +83,7 @@ def test_a_served_scene_student(scenes: Path) -> None:
 
 
 def test_a_student_without_a_classifier(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Command
 ) -> None:
     """Features alone have taught it: its classifier is as it was drawn, and nobody is shown its answers."""
     data = draw_folder(tmp_path / "data", train=8, val=2)

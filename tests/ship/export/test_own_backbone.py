@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests._detectors import distil
-from tests._helpers import Refusal
+from tests._helpers import Command
 from tests._runs import summary_of
 
 
@@ -85,7 +85,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("form", ["tuple", "dict"])
 def test_a_builders_backbone_from_pictures_to_its_own_names(
-    form: str, tmp_path: Path, refusal: Refusal
+    form: str, tmp_path: Path, refusal: Command
 ) -> None:
     assert distil(tmp_path, by("Backbones"), f"model.student.builder.form={form}") == 0
     run = tmp_path / "detector_backbone" / "latest"

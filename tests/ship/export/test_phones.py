@@ -14,7 +14,7 @@ from kd.errors import needs_extra
 from kd.run.open import open_run
 from kd.ship.export.base import find_format
 from tests._files import read_json
-from tests._helpers import Refusal, StopwatchHere, draw_folder, refuses, save_teacher, write_recipe
+from tests._helpers import Command, StopwatchHere, draw_folder, refuses, save_teacher, write_recipe
 from tests._runs import run as trained
 
 MODULES = {"executorch": "executorch.exir", "litert": "litert_torch", "coreml": "coremltools"}
@@ -161,7 +161,7 @@ def test_coremls_file_takes_an_image_and_gives_an_array(finished: Path, tmp_path
 @pytest.mark.parametrize(("to", "module"), [*MODULES.items(), ("onnx", "onnx")])
 def test_a_missing_extra_is_named(
     finished: Path, to: str, module: str, monkeypatch: pytest.MonkeyPatch,
-    refusal: Refusal,
+    refusal: Command,
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, module, None)
     last = refusal("export", [str(finished), f"to={to}"]).strip().splitlines()[-1]

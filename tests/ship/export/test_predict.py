@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from kd.cli import main
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from tests._helpers import CLASSES, Refusal
+from tests._helpers import CLASSES, Command
 
 
 def pictures_of(run: Path) -> Path:
@@ -75,7 +75,7 @@ def test_damaged_pictures_are_named_and_left_out(
     assert not out.exists()
 
 
-def test_a_run_without_a_student(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_run_without_a_student(tmp_path: Path, refusal: Command) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     for command in (

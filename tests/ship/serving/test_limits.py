@@ -28,7 +28,7 @@ from kd.ship.serving.app import Server
 from kd.ship.serving.limits import Limits
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.run import PIPELINED, _Connection
-from tests._helpers import ROOT, Refusal
+from tests._helpers import ROOT, Command
 from tests._serving import ABOUT, Served, mean_colour, serving
 
 
@@ -554,7 +554,7 @@ def test_other_sites_names_and_pages_are_refused(port: int) -> None:
     ],
 )
 def test_a_strangers_model_is_checked_at_the_start(
-    tmp_path: Path, refusal: Refusal, metadata: dict[str, str], message: str
+    tmp_path: Path, refusal: Command, metadata: dict[str, str], message: str
 ) -> None:
     file = mean_colour(tmp_path / "model.onnx", **metadata)
     told = refusal("serve", [str(file), "port=0"]).strip()

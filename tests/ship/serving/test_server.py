@@ -27,7 +27,8 @@ from kd.data.transforms import EvalView
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
-from tests._helpers import ROOT, Refusal, refuses
+from tests._files import json_lines
+from tests._helpers import ROOT, Command, refuses
 from tests._serving import ask, serving
 
 BOUNDARY = "----kd"
@@ -77,7 +78,7 @@ def test_answers_are_those_of_kd_predict(
     assert (
         main("predict", [str(finished), *map(str, files), f"out={out}", "top=2", "device=cpu"]) == 0
     )
-    expected = [json.loads(line) for line in out.read_text().splitlines()]
+    expected = json_lines(out)
     encoded = [base64.b64encode(f.read_bytes()).decode() for f in files]
     by_json = ask(
         port, "/predict?top=2", json.dumps({"images": encoded}).encode(), "application/json"
@@ -234,7 +235,7 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
 
 
 def test_what_can_not_be_served_is_reported_before_the_export(
-    finished: Path, tmp_path: Path, refusal: Refusal
+    finished: Path, tmp_path: Path, refusal: Command
 ) -> None:
     """A port in use, and a teacher whose weights are gone."""
     run = tmp_path / "run"
