@@ -86,10 +86,13 @@ class Clock:
         self._begin()
 
     def _begin(self) -> None:
-        """Begins a step: all times count from here."""
+        """Begins a step: all times count from here; the open phases and the scope stay."""
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
-        self._ready = self._ready_aside = self._data_ready = self._ready_ms()
+        ready_ms = self._ready_ms()
+        self._ready = ready_ms  # the step's waits count from here; moved on by those inside a scope
+        self._ready_aside = ready_ms  # the account when it was read last
+        self._data_ready = ready_ms  # the account when a wait for data began
         self._step = StepTimes()
         self._host = dict[str, float]()
         self._marks: list[tuple[str, Any]] = []

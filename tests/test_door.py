@@ -299,6 +299,22 @@ def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Pa
     assert set(tested) == {"test/acc1", "test/acc5", "test/agreement"}
 
 
+def test_a_checkpoint_names_the_place_in_the_samples(tmp_path: Path, pictures: Path) -> None:
+    """In a step the batches before it are done; after a fit its epochs are, and no batch of the next one."""
+    data = kd.DistillationDataModule(
+        kd.data.sources.ImageFolder(str(pictures)), img_size=32, batch_size=8
+    )
+    places = []
+    look = LambdaCallback(on_before_backward=lambda *_: places.append(data.state_dict()))
+    fit = trainer(tmp_path, callbacks=look)
+    fit.fit(kd.DistillationModule(Plain(), prepare=lambda x: x / 255), data)
+    of_epoch = range(0, 48, 8)
+    assert places == [{"epoch": e, "samples": done} for e in (0, 1) for done in of_epoch]
+    fit.save_checkpoint(tmp_path / "after.ckpt")
+    stored = torch.load(tmp_path / "after.ckpt", weights_only=True)
+    assert stored["DistillationDataModule"] == {"epoch": 2, "samples": 0}
+
+
 class Planted:
     """Marks that a name from a file was called."""
 

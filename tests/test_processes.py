@@ -33,7 +33,6 @@ SPEAK_FIRST = {("kd.fit_to_machine", "_tune")}
 OF_THE_TRAINING = {
     "kd.losses.ranks": "batches of all processes, for losses that compare them",
     "kd.losses.targets": "a loss's own buffers, and means over its batch",
-    "kd.losses.relations": "a memory bank that all processes fill alike",
     "kd.tasks.base": "a metric's flag, on the metric's device",
     "kd.monitor.loop": "a plain loop, which has no strategy",
     "kd.monitor.ring": "times all-reduces of the training's device",

@@ -38,8 +38,8 @@ class Summary(Callback):
     """Times the steps and writes ``summary.json``.
 
     ``step_ms_median`` is the time from one batch's end to the next one's, so it includes the wait for data, and a step of
-    accumulated batches takes several; ``images_per_s``, of all processes, follows from it. The first batch of each epoch
-    is left out.
+    accumulated batches takes several; ``images_per_s``, of all processes, follows from it, until the report writes
+    pictures over the mean step in its place. The first batch of each epoch is left out.
     """
 
     folder: RunFolder
@@ -193,11 +193,11 @@ class Summary(Callback):
         return whole | several
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
+        """What the training knows of ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
 
-        Seconds end with ``_s``, milliseconds with ``_ms``, MB of 2**20 bytes with ``_mb`` (in ``optimizer_state`` and
-        ``cache`` of 10**6).
-        ``batch_size`` is of one process. What is not known is None.
+        :meth:`write` adds ``error``, and :func:`kd.report.html.write_explained` verdict, findings and headline.
+        ``wall_s`` is in seconds, ``step_ms_median`` in milliseconds, MB are of 2**20 bytes (in ``optimizer_state`` and
+        ``cache`` of 10**6). ``batch_size`` is of one process. What is not known is None.
         """
         info = run.student.data
         data = run.data

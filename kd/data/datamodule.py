@@ -430,13 +430,18 @@ class DistillationDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, for each checkpoint: "epoch", and "samples" of all processes that are done in it; after an
-        epoch's last batch the next epoch and 0. {} without a trainer or batches.
+        epoch's last batch, and between epochs, the next epoch and 0. {} without a trainer or batches.
         """
         trainer = self.trainer
         if trainer is None or self._trained_on is None:
             return {}
+        epochs = trainer.fit_loop.epoch_progress.current
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        if (
+            epochs.started == epochs.completed
+        ):  # no epoch is under way: the batches are still those of the last one
+            return {"epoch": epochs.completed, "samples": 0}
         epoch = trainer.current_epoch
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
         return {"epoch": epoch, "samples": self._trained_on.samples_after(epoch, done)}

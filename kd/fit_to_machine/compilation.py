@@ -42,7 +42,8 @@ LAUNCHING = 0.9  # of a call's time the host launches: the GPU waits for it
 def choose_compilation(
     run: AttachedModule, data: DistillationDataModule, live: bool
 ) -> dict[str, str]:
-    """Times the models that ``compile=auto`` leaves to the machine, as they are written and compiled.
+    """Times the models that ``compile=auto`` leaves to the machine: as they are written, and compiled where they compute for
+    :data:`WORTH_TRYING_S` and more.
 
     Only on a GPU, and not where ``trainer.deterministic`` asks for equal numbers from run to run: which mode is faster may
     differ between two runs. Rank 0 times them, on a batch of training pictures, and prints a line for each; every rank must

@@ -32,7 +32,7 @@ from kd.teachers.open_cache import DISK_SHARE, cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 DECODED = 32  # pictures, at most, that a measured batch is made of
-NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
+NEAR = 1.05  # what compiling must gain; and fewer loader processes are taken where a step is within this of the fastest
 # seconds that a number of loader processes is timed, by the step without any, but in 4 to 20 steps (0 processes: in 4)
 TRIAL_S = 1.0
 

@@ -210,7 +210,8 @@ def _archive(opened: "FinishedRun") -> Path:
     """The run's ``model.tar.gz``, which is exported (minutes) where it has none of the student's present weights.
 
     Raises:
-        UserError: the export needs an extra, or was refused, since it differs from the student.
+        UserError: the export needs an extra, was refused, since it differs from the student, or there are no pictures to
+            compare it on.
     """
     from kd.ship.export.base import find_format
     from kd.ship.export.gate import export

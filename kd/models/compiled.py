@@ -68,11 +68,3 @@ def _keep_compiled_code() -> None:
     is_torchs = given.name.startswith("torchinductor_") and given.parent == Path(gettempdir())
     if is_torchs or not given.name:
         os.environ[KEPT_IN] = str(cache_dir() / "compiled")
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a model, or a part of it, was compiled."""
-    for module in model.modules():
-        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
-            return True
-    return False

@@ -31,7 +31,8 @@ def layer_paths(
 
     Args:
         model: the model.
-        patterns: module paths or shell-style patterns, see :class:`TapSpec`.
+        patterns: module paths or shell-style patterns, in which ``*`` does not cross a dot; names as ``maps@1/3``
+            (:class:`TapSpec`) are put into ``besides`` or resolved before.
         key: the configuration key, named in errors.
         besides: names that count as layers too, where a pattern is just that name.
 

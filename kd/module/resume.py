@@ -143,7 +143,8 @@ class Resume:
         )
 
     def note(self, trainer: Trainer, module: nn.Module) -> None:
-        """Keeps the rates and decays of this run's optimizers, before Lightning loads a checkpoint's over them.
+        """Keeps all settings of this run's optimizers, by parameter group (rates, decays, switches), before Lightning
+        loads a checkpoint's over them.
 
         :meth:`settle` applies them afterwards. Of a resumed run the checkpoint's states are checked against the optimizers
         here, where these exist and nothing is loaded yet; with FSDP, which reads the checkpoint later, they are not.
@@ -166,8 +167,8 @@ class Resume:
         check_form(self._schedules, schedules, f"resume: {trainer.ckpt_path}: lr_schedulers")
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
-        """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen
-        give; with ``trainer.max_steps`` so many steps of the schedule are left as of the run.
+        """Applies this run's own settings to the restored optimizer (rates, decays, switches), at the position that the
+        samples seen give; with ``trainer.max_steps`` so many steps of the schedule are left as of the run.
 
         Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's numbers stay.
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kd.callbacks.hooks import Recording, after_step
-from kd.models.compiled import is_compiled
 from kd.monitor.watched import Watched, float_logits
 from kd.processes import whole
 from kd.report.records import Writer
@@ -187,6 +186,14 @@ class Health(Recording):
         self._stop_listening()
         self._reading = None
         super().close(trainer)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, was compiled."""
+    for module in model.modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            return True
+    return False
 
 
 class _Reading:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.callbacks.hooks import Recording
 from kd.clock import REST, Clock, StepTimes, annotate, parts_of_the_start, run_clock, run_start
 from kd.machine import core_ids, cores, has_efa, nccl_network, processor
-from kd.models.compiled import is_compiled
+from kd.monitor.health import is_compiled
 from kd.monitor.watched import Watched, device_of
 from kd.report.facts import Facts
 from kd.report.records import PHASES, RunRecords, Writer
@@ -225,6 +225,7 @@ class Phases(Recording):
         A resumed run continues from the totals of the file. The gradients' all-reduces of a DDP model are timed by a hook,
         unless it has one already.
         """
+        watched_model = self.watched.model(trainer)
         self.header = {
             "of": "steps",
             "rank": trainer.global_rank,
@@ -242,7 +243,7 @@ class Phases(Recording):
             "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps,
             "precision": str(trainer.precision),
-            "compiled": is_compiled(trainer.lightning_module),
+            "compiled": watched_model is not None and is_compiled(watched_model),
             "python": platform.python_version(),
             "platform": platform.platform(),
             "torch": torch.__version__,

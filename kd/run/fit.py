@@ -187,7 +187,8 @@ def _ended_by(
 
 
 def _tell_failure(run: Run, error: Exception) -> None:
-    """Reports a failure on standard error, and to SageMaker, with the file of its traceback where the folder has begun.
+    """Reports a failure on standard error, and to SageMaker, with the file of its traceback where the folder has begun, and
+    on rank 0 how to resume.
 
     Each rank reports its own: rank 0 may be the one that is gone.
     """
@@ -202,7 +203,8 @@ def _tell_failure(run: Run, error: Exception) -> None:
     sagemaker.tell_failure(reason(error))
     if folder is None or not run.folder.begun:
         return
-    print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
+    if (folder / file).is_file():  # a full disk has none
+        print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     last = folder / "checkpoints" / LAST
     if rank == 0 and last.is_file() and not trains_teacher():
         how = f"kd-train resume={folder}"

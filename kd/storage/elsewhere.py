@@ -293,7 +293,9 @@ def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") ->
 
 
 def mapping_of(file: Path) -> Json:
-    """What a JSON or YAML file maps; empty for a file that is missing, damaged or holds something else."""
+    """What a JSON or YAML file maps; empty for a file that is missing, can't be read, is refused (a pipe, one too large),
+    damaged, or holds something else.
+    """
     try:
         read = yaml_of if file.suffix == ".yaml" else json_of
         content = read(text_of(file))

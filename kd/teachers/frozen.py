@@ -14,7 +14,7 @@ from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
-from kd.models.compiled import compile_in_place, is_compiled
+from kd.models.compiled import compile_in_place
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, shard
 from kd.models.taps import TRIAL, Taps, single_classifier
@@ -157,7 +157,7 @@ class FrozenTeacher(RunTeacher):
         if self.spec.head:
             answer.logits[name] = logits
         # CUDA graphs write the next answers into the same memory.
-        copy_each = is_compiled(self.model)
+        copy_each = self.model._compiled_call_impl is not None
         for layer in layers:
             _, path, tokens = layer
             (feature,) = self.taps.read(caught, path, tokens)

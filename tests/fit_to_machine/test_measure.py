@@ -71,7 +71,7 @@ def test_a_step_is_measured_whatever_the_students_model_gives(
 ) -> None:
     student = SimpleNamespace(
         model=Wrapped(wrap),
-        prepare=torch.Tensor.float,
+        inputs=torch.Tensor.float,
         has_two_heads=False,
         output_in=logits_of,
     )

@@ -169,12 +169,12 @@ class Subset(Parts):
 
 
 class Joined(Parts):
-    """A labelled split, and after it the pictures of an unlabelled one."""
+    """Two splits, one after the other: labelled and unlabelled pictures, or a probe's training and validation part."""
 
     def __init__(self, labelled: Split, unlabelled: Split) -> None:
         """Takes both splits: the unlabelled pictures have the numbers after the labelled ones."""
         self.parts = (labelled, unlabelled)
-        self.border = len(labelled.targets)  # the number of the first unlabelled picture
+        self.border = len(labelled.targets)  # the number of the second one's first picture
         self.targets: Sequence[Any] = chained(labelled.targets, unlabelled.targets)
 
     def part(self, i: int) -> tuple[Split, int]:

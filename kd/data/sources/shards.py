@@ -261,7 +261,8 @@ class ShardSplit:
         return data
 
     def _path(self, shard: int) -> Path:
-        """Where a shard lies on this machine; of a URL its copy, which is brought up to date when a process first reads it.
+        """Where a shard lies on this machine; of a URL its copy, which is brought up to date when
+        this object first needs it; a forked process takes over what its parent has found.
 
         Raises:
             UserError: it can't be fetched.
