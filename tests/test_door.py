@@ -621,3 +621,9 @@ def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes
     )
     with refuses(said):
         step(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))
+
+
+def test_a_loss_over_features_teaches_no_teacher() -> None:
+    student, teacher = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    Unprojected()(student, teacher, IDS).backward()
+    assert student.grad is not None and teacher.grad is None

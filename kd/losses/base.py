@@ -259,12 +259,14 @@ class FeatureLoss(DistillLoss):
         return self.compare(student_features, teacher_features).mean()
 
     def forward(self, student: Any, teacher: Any, target: Tensor, **extra: Tensor) -> Tensor:
-        """:meth:`pair` of two features, or the mean over lists of them, in the order in which they were built: a scalar."""
+        """:meth:`pair` of two features, or the mean over lists of them, in the order in which they were built: a scalar. The
+        teacher's side gets no gradient.
+        """
         if isinstance(student, Tensor):
-            return self.pair(student, teacher, target, **extra)
+            return self.pair(student, teacher.detach(), target, **extra)
         total: Any = None
         for loss, of_student, of_teacher in zip(self.pairs, student, teacher, strict=True):
-            value = loss.pair(of_student, of_teacher, target, **extra)
+            value = loss.pair(of_student, of_teacher.detach(), target, **extra)
             if total is None:
                 total = value
             else:

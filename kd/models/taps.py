@@ -192,9 +192,10 @@ class Taps:
         count = len(self._features)
         place = max(1, math.ceil(count * part / parts))  # from 1
         if place > count:
+            loss = key.removeprefix(f"{KEY}.").partition(".")[0]
             raise UserError(
                 f"{key}: timm lists {count} features of {name_of(self._model)}, so 'maps@{part}/{parts}' names none: "
-                "name a layer"
+                f"name a layer, or leave its loss out (model.distill_losses.{loss}.weight=0)"
             )
         layer = self._features[place - 1]["module"]
         normed = f"blocks.{place}.norm1"

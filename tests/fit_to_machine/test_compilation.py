@@ -79,6 +79,7 @@ def test_a_resumed_run_keeps_the_choice(
     on_a_gpu: CompileCounter,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    refusal: Command,
 ) -> None:
     """Student and teacher are tried on the run's own pictures, and learn what they learn as they are written."""
     items = ["trainer.precision=32-true", "trainer.limit_val_batches=0"]
@@ -92,27 +93,22 @@ def test_a_resumed_run_keeps_the_choice(
     for key in ("model.student", "model.teacher"):
         assert f"{key}.compile: default: " in said
     assert Explained(read_run(compiled)).facts.header["compiled"] is True
-    stored = torch.load(compiled / "checkpoints" / "last.ckpt", weights_only=True)
+    file = compiled / "checkpoints" / "last.ckpt"
+    stored = torch.load(file, weights_only=True)
     assert stored["kd_compiled"] == {"model.student": "default", "model.teacher": "default"}
 
+    again = [f"resume={compiled}", "trainer.max_epochs=2"]
+    torch.save(stored | {"kd_compiled": {"model.student": "fast"}}, file)
+    said = refusal("train", again)
+    assert "model.student.compile must be default or reduce-overhead, got 'fast'" in said
+    torch.save(stored, file)
     monkeypatch.setattr(compilation, "fastest_mode", None)  # nothing is tried again
     before = on_a_gpu.frame_count
     torch._dynamo.reset()
-    assert train_main([f"resume={compiled}", "trainer.max_epochs=2"]) == 0
+    assert train_main(again) == 0
     assert on_a_gpu.frame_count > before
     for step, value in losses(plain).items():  # the first epoch
         assert losses(compiled)[step] == pytest.approx(value, rel=1e-4)
-
-
-def test_a_mode_of_a_checkpoint_is_checked(
-    recipe: Path, on_a_gpu: CompileCounter, refusal: Command
-) -> None:
-    folder = run(recipe, "trainer.max_epochs=1")
-    file = folder / "checkpoints" / "last.ckpt"
-    stored = torch.load(file, weights_only=True)
-    torch.save(stored | {"kd_compiled": {"model.student": "fast"}}, file)
-    said = refusal("train", [f"resume={folder}", "trainer.max_epochs=2"])
-    assert "model.student.compile must be default or reduce-overhead, got 'fast'" in said
 
 
 def test_where_auto_compiles() -> None:
