@@ -46,7 +46,8 @@ def is_fast(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that :func:`is_fast` names, before pytest's own ``-m`` reads the marks."""
+    """Marks the tests that :func:`is_fast` names, before pytest's own ``-m`` reads the marks; the longest begins first."""
+    items.sort(key=lambda item: "test_situations" not in item.nodeid)
     for item in items:
         if is_fast(item):
             item.add_marker("fast")

@@ -1,5 +1,6 @@
 """Progress bars end at their totals: a total is what will really be read, also in short runs and of few pictures."""
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ INHERITS = [
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Label, number and total of each bar that was closed."""
+    gc.collect()  # else a bar that another test has left may be closed in this one
     closed: list[tuple[str, int, int]] = []
     close = WholeItems.close
 
