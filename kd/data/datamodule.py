@@ -435,8 +435,9 @@ class DistillationDataModule(LightningDataModule):
         trainer = self.trainer
         if trainer is None or self._trained_on is None:
             return {}
-        epochs = trainer.fit_loop.epoch_progress.current
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        done = batches.processed
         if (
             epochs.started == epochs.completed
         ):  # no epoch is under way: the batches are still those of the last one
