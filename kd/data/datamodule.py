@@ -437,12 +437,11 @@ class DistillationDataModule(LightningDataModule):
             return {}
         epochs: Any = trainer.fit_loop.epoch_progress.current
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        done = batches.processed
-        if (
-            epochs.started == epochs.completed
-        ):  # no epoch is under way: the batches are still those of the last one
+        is_between_epochs = epochs.started == epochs.completed
+        if is_between_epochs:  # the batches are still those of the last one
             return {"epoch": epochs.completed, "samples": 0}
         epoch = trainer.current_epoch
+        done = batches.processed
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
         return {"epoch": epoch, "samples": self._trained_on.samples_after(epoch, done)}
