@@ -11,10 +11,11 @@ import os
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 from tests._clock import HandClock, OwnTime
 
@@ -43,6 +44,27 @@ def is_fast(item: pytest.Item) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     functions = [item.function, *(fixture.func for each in fixtures for fixture in each)]
     return not any(LONG & {*inspect.unwrap(f).__code__.co_names} for f in functions)
+
+
+class Collection:
+    """What pytest doesn't read: a module is imported and searched for its examples only where it has one."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(
+        self, file_path: Path
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        """Leaves out a module's examples where its text has none."""
+        found = yield
+        if file_path.suffix == ".py" and ">>>" in file_path.read_text():
+            return found
+        return [each for each in found if not isinstance(each, DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where ``-m fast`` names no path, only the places of :data:`FAST` are read."""
+    config.pluginmanager.register(Collection())
+    if config.option.markexpr == "fast" and config.args_source is config.ArgsSource.TESTPATHS:
+        config.args = [str(Path(__file__).parent / place) for place in FAST]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,7 @@
 """ConvNeXts and ResNets that start from a larger one's channels."""
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -107,18 +109,16 @@ def test_blocks_that_change_least_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("teacher", "student"),
+    "make",
     [
-        (resnet(0), resnet(1)),
-        (resnet(0, arch="resnet26"), resnet(1, arch="resnet26")),
-        (convnext(0), convnext(1)),
-        (
-            convnext(0, use_grn=True, ls_init_value=None),
-            convnext(1, use_grn=True, ls_init_value=None),
-        ),
+        resnet,
+        partial(resnet, arch="resnet26"),
+        convnext,
+        partial(convnext, use_grn=True, ls_init_value=None),
     ],
 )
-def test_a_copy_becomes_its_teacher(teacher: nn.Module, student: nn.Module) -> None:
+def test_a_copy_becomes_its_teacher(make: Callable[[int], nn.Module]) -> None:
+    teacher, student = make(0), make(1)
     inherit_together([(student, INPUT)], teacher, pictures(), INPUT)
     assert correlation(student, teacher) > 0.98
 
@@ -161,25 +161,25 @@ def test_a_resnet_without_its_least_blocks_comes_near() -> None:
     assert correlation(student.eval(), teacher) > 0.8
 
 
-@pytest.mark.parametrize(
-    ("student", "teacher", "message"),
-    [
-        (resnet(0), convnext(0), "one family, got ResNet and ConvNeXt"),
-        (timm.create_model("mobilenetv3_small_050"), resnet(0), "the student must be a plain vision"),
-        (resnet(0, (32, 32, 32, 32)), resnet(0), "no larger width of convolution 1 in stage 1 than"),
-        (resnet(0), resnet(0, arch="resnet26"), "same kind of block, got BasicBlock and Bottleneck"),
-        (timm.create_model("seresnet18"), timm.create_model("seresnet18"), "channel attention"),
-        (timm.create_model("resnext26ts"), resnet(0), "the student must be"),
-        (convnext(0, (32, 32, 32, 32)), convnext(0), "no larger width in stage 1 than the teacher, got 32 and 16"),
-        (convnext(0, kernel_sizes=5), convnext(0), "same kernels of depthwise convolutions"),
-        (convnext(0, stem_type="overlap"), convnext(0), "a stem of overlapping convolutions"),
-    ],
-)  # fmt: skip
-def test_what_can_not_be_inherited_is_named(
-    student: nn.Module, teacher: nn.Module, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_pair(student, teacher)
+def test_what_can_not_be_inherited_is_named() -> None:
+    def named(arch: str) -> nn.Module:
+        return timm.create_model(arch)
+
+    small, bottlenecks, plain = resnet(0), resnet(0, arch="resnet26"), convnext(0)
+    wide = (32, 32, 32, 32)
+    for student, teacher, message in (
+        (small, plain, "one family, got ResNet and ConvNeXt"),
+        (named("mobilenetv3_small_050"), small, "the student must be a plain vision"),
+        (resnet(0, wide), small, "no larger width of convolution 1 in stage 1 than"),
+        (small, bottlenecks, "same kind of block, got BasicBlock and Bottleneck"),
+        (named("seresnet18"), named("seresnet18"), "channel attention"),
+        (named("resnext26ts"), small, "the student must be"),
+        (convnext(0, wide), plain, "no larger width in stage 1 than the teacher, got 32 and 16"),
+        (convnext(0, kernel_sizes=5), plain, "same kernels of depthwise convolutions"),
+        (convnext(0, stem_type="overlap"), plain, "a stem of overlapping convolutions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_pair(student, teacher)
 
 
 @pytest.mark.parametrize(
