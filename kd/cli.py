@@ -136,9 +136,9 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
         print(f"  kd {command:<9}{line}")
     if name in ("", "-h", "--help"):
         return 0
-    from kd.errors import did_you_mean
+    from kd.config.suggest import near
 
-    hint = did_you_mean(name, commands()).replace("'", "'kd ", 1)
+    hint = near(name, commands()).replace("'", "'kd ", 1)
     print(f"kd: no command '{name}'{hint}", file=sys.stderr)
     return 2
 

@@ -1,6 +1,5 @@
 """Exceptions that the commands report in one line."""
 
-import difflib
 import re
 import shlex
 import signal
@@ -70,7 +69,7 @@ NO_SHARED_MEMORY = (
 
 
 NEARLY = 0.85
-"""Likeness (0 to 1, see :func:`did_you_mean`) from which on the name before an unknown model's tag (``NAME.TAG``)
+"""Likeness (see :func:`kd.config.suggest.nearest`) from which on the name before an unknown model's tag (``NAME.TAG``)
 counts as that of a known model misspelt, and not as part of a class path.
 """
 
@@ -91,22 +90,6 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def cause_of_kind(error: BaseException | None, kind: type[Kind]) -> Kind | None:
     """The first of an error and its :func:`causes` that is of a kind, where a library has wrapped it; else None."""
     return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
-
-
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of a message about an unknown word: "; did you mean 'X'?"; "" where no known one is near.
-
-    ``kd.cli.kd_main`` writes ``kd`` after the first quotation mark.
-
-    Args:
-        word: unknown.
-        known: words.
-        cutoff: likeness from which on one is near, the ratio of :mod:`difflib`: 1 is the same word, 0 shares no letter.
-    """
-    near = difflib.get_close_matches(word, list(known), 1, cutoff)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    return ""
 
 
 def builder_hint(name: str, key: str) -> str:

@@ -19,7 +19,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError, plain
 from kd.muon import is_timms, own_muon
 from kd.settings import OptimSettings
@@ -28,7 +27,6 @@ OF_LR = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")
 """What torch and timm keep of a learning rate in a parameter group, beside ``lr``."""
 
 
-@checked_group
 class OptimSpec(OptimSettings):
     """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments.
 

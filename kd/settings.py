@@ -15,7 +15,6 @@ from kd.config.kinds import (
     Range,
     TimeLimit,
     TimmName,
-    checked_group,
     group_of,
     refused,
 )
@@ -93,7 +92,6 @@ NAME = Like(
 )
 
 
-@checked_group
 class ModelSettings(Checked):
     """A model: a timm architecture and where its weights come from."""
 
@@ -149,7 +147,6 @@ class ModelSettings(Checked):
     """
 
 
-@checked_group
 class TeacherSettings(ModelSettings):
     """The teacher's model."""
 
@@ -210,7 +207,6 @@ class TeacherSettings(ModelSettings):
     """
 
 
-@checked_group
 class AskSettings(Checked):
     """How ``kd-cache from=ADDRESS`` asks for answers, each as ``from.NAME=VALUE``: no file of settings has them."""
 
@@ -248,7 +244,6 @@ class AskSettings(Checked):
     """The question to a chat model; ``{classes}`` in it stands for a line for each class, ``A: apple``."""
 
 
-@checked_group
 class StudentSettings(ModelSettings):
     """The student's model."""
 
@@ -281,7 +276,6 @@ class StudentSettings(ModelSettings):
             raise refused("freeze", problem)
 
 
-@checked_group
 class TapSpec(Checked):
     """The layers of each model that a feature loss reads.
 
@@ -330,7 +324,6 @@ def loss_refused_by(task: str, loss: str) -> bool:
     return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
 
 
-@checked_group
 class LearningSettings(Checked):
     """What is learnt, by which model, from which."""
 
@@ -388,7 +381,6 @@ class LearningSettings(Checked):
         )
 
 
-@checked_group
 class OptimSettings(Checked):
     """How the student is optimized."""
 
@@ -463,7 +455,6 @@ class OptimSettings(Checked):
             raise refused("milestones", f"must ascend, got {self.milestones}")
 
 
-@checked_group
 class CheckpointSpec(Checked):
     """Which epoch is the best one, and how often the run is saved."""
 
@@ -485,7 +476,6 @@ class CheckpointSpec(Checked):
     """Training continues, with a copy of its state in memory, while the file is written."""
 
 
-@checked_group
 class Augment(Checked):
     """The training views."""
 
@@ -547,7 +537,6 @@ class Augment(Checked):
         return bool(self.mixup or self.cutmix)
 
 
-@checked_group
 class TierSpec(Checked):
     """Machines that make batches for the training processes (``data.engine=ray``)."""
 
@@ -571,7 +560,6 @@ class TierSpec(Checked):
         return {name: value}
 
 
-@checked_group
 class Probe(Checked):
     """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features."""
 
@@ -581,7 +569,6 @@ class Probe(Checked):
     """
 
 
-@checked_group
 class DataSettings(Checked):
     """Pictures for distillation."""
 
@@ -687,7 +674,6 @@ class DataSettings(Checked):
             raise refused("unlabeled_ratio", problem)
 
 
-@checked_group
 class MonitorSettings(Checked):
     """What is recorded below the run's ``records`` folder."""
 
@@ -779,7 +765,6 @@ class MonitorSettings(Checked):
     """The run stops when it has cost so much at ``price_per_hour``."""
 
 
-@checked_group
 class TrainerSettings(group_of("Trainer", [*keys_in(positive_list()["trainer"]).values()])):  # type: ignore[misc]
     """Lightning's Trainer: its own arguments, and what a run says of them: other defaults, ranges, allowed words."""
 
@@ -866,7 +851,6 @@ class TrainerSettings(group_of("Trainer", [*keys_in(positive_list()["trainer"]).
     ) = None
 
 
-@checked_group
 class Settings(Checked):
     """All settings of a run."""
 

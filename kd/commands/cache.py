@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, refuse_others, refuse_words, take
@@ -39,7 +38,6 @@ ENDINGS = (".csv", ".parquet", ".safetensors")
 """Of files of answers."""
 
 
-@checked_group
 class FromOptions(AskSettings, CommandOptions):
     """What stands after ``from.``."""
 

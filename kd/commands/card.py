@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError, plain
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -22,7 +21,6 @@ The card leaves out what the run does not have: kd-eval, kd-latency and kd-expor
 """
 
 
-@checked_group
 class CardOptions(CommandOptions):
     """What ``kd-card`` is given."""
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
@@ -32,7 +31,6 @@ An export that loses more is not kept: exit status 1. The comparison goes to RUN
 """
 
 
-@checked_group
 class ExportOptions(ExportSettings, CommandOptions):
     """What ``kd-export`` is given."""
 

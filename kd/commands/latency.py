@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -30,7 +30,6 @@ UNSTEADY = 1.1
 """The slowest round's median as a multiple of the fastest's, above which figures are not steady."""
 
 
-@checked_group
 class LatencyOptions(CommandOptions):
     """What ``kd-latency`` is given."""
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from kd.errors import UserError, did_you_mean
+from kd.config.suggest import near
+from kd.errors import UserError
 from kd.fleet.jobs import places
 from kd.fleet.jobs.job import Job, JobOptions, read_job
 from kd.fleet.jobs.target import Target
@@ -58,7 +59,7 @@ def run(request: Request) -> int | None:
         raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in PLACES or request.rest:
         word = (request.rest or [place])[0]
-        places_are = f"Places are {', '.join(PLACES)}{did_you_mean(word, PLACES)}"
+        places_are = f"Places are {', '.join(PLACES)}{near(word, PLACES)}"
         raise UserError(f"what is '{word}'? {places_are}")
     target = _target(place)
     options = take_options(target.options, request)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
@@ -16,7 +16,6 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 """
 
 
-@checked_group
 class PackOptions(CommandOptions):
     """What ``kd-pack`` is given beside the settings of a run."""
 

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.machine import choose_device
 from kd.run.needs import check_pictures
@@ -35,7 +35,6 @@ Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture coul
 """
 
 
-@checked_group
 class PredictOptions(CommandOptions):
     """What ``kd-predict`` is given."""
 

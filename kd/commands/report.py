@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.costs import Change
 from kd.report.prices import machines_of, price_of, read_prices
@@ -35,7 +34,6 @@ Needs neither torch nor a network.
 """
 
 
-@checked_group
 class WhatIf(Change, CommandOptions):
     """The words after ``--what-if``."""
 

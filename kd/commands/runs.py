@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.report.metric import format_metric
@@ -49,7 +49,6 @@ TEXTS = ("run", "status", "metric", "limit", "delete")
 """Columns that are set to the left."""
 
 
-@checked_group
 class RunsOptions(CommandOptions):
     """What ``kd-runs`` is given."""
 

@@ -4,7 +4,7 @@ import sys
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.scaling.measure import ScalingPlan, reading
 from kd.machine import cores
@@ -29,7 +29,6 @@ formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/sca
 """
 
 
-@checked_group
 class ScaleOptions(CommandOptions):
     """What ``kd-scale`` is given beside the settings of a run."""
 

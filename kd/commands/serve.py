@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.run.open import open_run
 from kd.run.options import CommandOptions, read_options
@@ -35,7 +35,6 @@ A run without an ONNX export is exported first (kd-export). SIGTERM finishes wha
 """
 
 
-@checked_group
 class ServedModel(CommandOptions):
     """What is served, and where."""
 
@@ -59,7 +58,6 @@ class ServedModel(CommandOptions):
     cascade=true. /metrics counts who answered."""
 
 
-@checked_group
 class ServeOptions(Limits, ServedModel):
     """What ``kd-serve`` is given."""
 

@@ -21,7 +21,6 @@ from typing import (
     Literal,
     Protocol,
     TypeAlias,
-    TypeVar,
     Union,
     cast,
     dataclass_transform,
@@ -523,16 +522,8 @@ def fields(group: type) -> dict[str, Key]:
     return found
 
 
-Group = TypeVar("Group", bound=type)
-
-
-@dataclass_transform(field_specifiers=(dataclasses.field,))
-def checked_group(cls: Group) -> Group:
-    """Makes a class a group of settings: a dataclass whose fields are checked by their types, ranges and words.
-
-    Built in Python, a group refuses what is wrong with a ValueError whose text begins with the field's name
-    (``lr must be >= 0, got -1``), or with the UserError that its ``__post_init__`` raises.
-    """
+def _checked(cls: type) -> type:
+    """Makes a class a dataclass whose fields are checked, and whose errors name the field."""
     made: Any = pydantic.dataclasses.dataclass(cls, config=CONFIG)
     validate = made.__init__
     order = [field.name for field in dataclasses.fields(made)]
@@ -549,12 +540,23 @@ def checked_group(cls: Group) -> Group:
             raise (TypeError if unknown else ValueError)(text) from error
 
     made.__init__ = checked
-    return made
+    return cast(type, made)
 
 
-@checked_group
+@_checked
+@dataclass_transform(field_specifiers=(dataclasses.field,))
 class Checked:
-    """The base of all groups: each field is checked by its type (:func:`check_value`)."""
+    """The base of all groups of settings: a class that inherits from it is a dataclass, whose fields are checked by their
+    types, ranges and words (:func:`check_value`).
+
+    Built in Python, a group refuses what is wrong with a ValueError whose text begins with the field's name
+    (``lr must be >= 0, got -1``), or with the UserError that its ``__post_init__`` raises.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Makes the class such a dataclass."""
+        super().__init_subclass__()
+        _checked(cls)
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -583,8 +585,7 @@ def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:
             metadata={"text": key.text},
             default_factory=cast(Any, dataclasses.MISSING) if needed else factory,
         )
-    made = type(name, (Checked,), body)
-    return checked_group(made)
+    return type(name, (Checked,), body)
 
 
 def as_tree(value: object) -> Value:

@@ -154,27 +154,26 @@ def timm_names(part: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in re.findall(pattern, text, re.M))
 
 
-def near(given: object, names: Iterable[str]) -> str:
-    """The name that is spelt alike, as the end of a message; "" where none is."""
-    return as_question(nearest(given, names))
+def near(given: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name that is spelt alike, as the end of a message; "" where none is. Arguments as of :func:`nearest`."""
+    return as_question(nearest(given, names, cutoff))
 
 
-def nearest(given: object, names: Iterable[str]) -> list[str]:
-    """The shortest name that begins with what was given, or else the one that is spelt like it; [] where none is. A hyphen
-    is an underscore; names without dots are compared with what is before the first one.
+def nearest(given: object, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The shortest name that begins with what was given (three letters or more), or else the one that is spelt like it; []
+    where none is. A hyphen is an underscore; names without dots are compared with what is before the first one.
+
+    Args:
+        given: the unknown word.
+        names: the known ones.
+        cutoff: likeness from which on a name is near, the ratio of :mod:`difflib`: 1 is the same word, 0 shares no letter.
     """
-    known = {}
-    for name in names:
-        plain = name.lower().replace("-", "_")
-        known[plain] = name
+    known = {name.lower().replace("-", "_"): name for name in names}
     text = str(given).lower().replace("-", "_")
-    has_dots = any("." in name for name in known)
-    if not has_dots:
+    if not any("." in name for name in known):
         text, _, _ = text.partition(".")
-    found = [name for name in known if text and name.startswith(text)]
-    found.sort(key=lambda name: (len(name), name))
-    if not found:
-        found = difflib.get_close_matches(text, known, 1, 0.6)
+    longer = sorted((name for name in known if text[2:] and name.startswith(text)), key=len)
+    found = longer or difflib.get_close_matches(text, known, 1, cutoff)
     return [known[name] for name in found[:1]]
 
 

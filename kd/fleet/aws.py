@@ -7,7 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kd.errors import UserError, did_you_mean, needs_extra
+from kd.config.suggest import near
+from kd.errors import UserError, needs_extra
 from kd.fleet.jobs.job import Machines
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType")
         return
     if machines.type in known:
         return
-    hint = did_you_mean(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
+    hint = near(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
     raise UserError(f"{key}: SageMaker has no '{machines.type}'{hint}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kd.config.kinds import Like, checked_group
+from kd.config.kinds import Like
 from kd.errors import UserError
 from kd.fleet.aws import (
     IMAGE,
@@ -41,7 +41,6 @@ PICTURE = "application/x-image"
 S3 = Annotated[str, Like(r"s3://.*", "must be s3://BUCKET/FOLDER")]
 
 
-@checked_group
 class EndpointOptions(CommandOptions):
     """What ``kd-launch endpoint`` is given."""
 

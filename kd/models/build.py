@@ -10,7 +10,8 @@ import timm
 import torch
 from torch import nn
 
-from kd.errors import NEARLY, UserError, builder_hint, did_you_mean, plain
+from kd.config.suggest import near
+from kd.errors import NEARLY, UserError, builder_hint, plain
 from kd.models.arguments import check_arguments, check_memory, listed
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_downloadable
@@ -223,8 +224,8 @@ def check_arch(arch: str, key: str) -> None:
     if not timm.is_model(arch):
         name, has_tag, _ = arch.partition(".")
         known = timm.list_models()
-        other = did_you_mean(name, known, NEARLY) if has_tag else ""
-        other = other or builder_hint(arch, key) or did_you_mean(arch, known, 0.5)
+        other = near(name, known, NEARLY) if has_tag else ""
+        other = other or builder_hint(arch, key) or near(arch, known)
         raise UserError(f"{key}.arch: timm has no model '{arch}'{other}")
 
 

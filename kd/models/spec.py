@@ -4,7 +4,6 @@ import re
 
 from pydantic import SkipValidation
 
-from kd.config.kinds import checked_group
 from kd.models.own import Builder
 from kd.settings import ModelSettings, StudentSettings, TeacherSettings
 
@@ -12,7 +11,6 @@ SIZES = {"embed_dim": "w", "dims": "w", "channels": "w", "depth": "d", "depths":
 """timm's arguments that say how wide and how deep a model is, each with its letter in a model's title."""
 
 
-@checked_group
 class ModelSpec(ModelSettings):
     """A model; :class:`kd.settings.ModelSettings` explains the arguments."""
 
@@ -40,7 +38,6 @@ class ModelSpec(ModelSettings):
         return " ".join([family, *sizes])
 
 
-@checked_group
 class TeacherSpec(ModelSpec, TeacherSettings):
     """A teacher's model; :class:`kd.settings.TeacherSettings` explains the arguments."""
 
@@ -51,7 +48,6 @@ class TeacherSpec(ModelSpec, TeacherSettings):
             self.cache = "on" if self.cache else "off"
 
 
-@checked_group
 class StudentSpec(ModelSpec, StudentSettings):
     """A student's model; :class:`kd.settings.StudentSettings` explains the arguments."""
 

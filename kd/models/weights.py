@@ -174,7 +174,7 @@ def describe(file: Path) -> About:
             return _of_transformers(content, file)
     if file.suffix == ".safetensors":
         meta, tensors = _outline(file)
-        said = _from_metadata(meta, file)
+        said = _from_metadata(meta)
         return said if is_student(meta) else _of_tensors(tensors, said)
     content = _load_pickle(file)
     said = About(classes=names_in(content))
@@ -297,7 +297,7 @@ def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
     )
 
 
-def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
+def _from_metadata(meta: Mapping[str, str]) -> About:
     """What the metadata ``meta`` of a ``.safetensors`` file say, as kd writes them with a student; empty for other files.
 
     A segmentation student, or one of a builder, is no plain timm model, so its architecture stays empty.
@@ -305,7 +305,7 @@ def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
     Raises:
         Exception: values that are not as kd writes them; callers report it.
     """
-    said = checked(meta, file)
+    said = checked(meta)
     is_plain_timm = not said.has_own_form and said.builder is None
     return About(
         arch=said.arch if is_plain_timm else "",

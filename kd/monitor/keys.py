@@ -4,7 +4,6 @@ import difflib
 import re
 from pathlib import Path
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.prices import Prices, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule
@@ -12,7 +11,6 @@ from kd.settings import MonitorSettings
 from kd.storage.elsewhere import Json
 
 
-@checked_group
 class MonitorSpec(MonitorSettings):
     """What is recorded; :class:`kd.settings.MonitorSettings` explains the arguments."""
 

@@ -11,7 +11,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from kd.clock import annotate, outside_of_the_step
-from kd.errors import UserError, did_you_mean, first_line
+from kd.config.suggest import near
+from kd.errors import UserError, first_line
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.control import Control
 from kd.monitor.health import Health
@@ -241,7 +242,7 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
     known = [field.name for field in fields(MonitorSettings)]
     for name in settings:
         if name not in known:
-            raise UserError(f"kd.Monitor: no key '{name}'{did_you_mean(name, known)}")
+            raise UserError(f"kd.Monitor: no key '{name}'{near(name, known)}")
     try:
         return MonitorSpec(**cast(Json, settings))
     except (TypeError, ValueError) as error:

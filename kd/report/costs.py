@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from kd.config.kinds import Checked, Range, checked_group
+from kd.config.kinds import Checked, Range
 from kd.errors import UserError
 from kd.report.facts import DATA_WAIT_AT, Facts
 from kd.report.limits import batch_ms, cores_needed, step_with, waits
@@ -25,7 +25,6 @@ BY_PICTURE = ("data", "h2d", "teacher", "student", "forward", "loss", "backward"
 
 
 # -- what is to be different -------------------------------------------------------------------------------------------
-@checked_group
 class Change(Checked):
     """What is to be different; ``None`` stays as it was."""
 

@@ -31,12 +31,11 @@ from kd.config.kinds import (
     fitted,
     read,
 )
-from kd.config.parts import plain_key
-from kd.config.trees import flatten
+from kd.config.suggest import near
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
-from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
+from kd.errors import UserError, cause_of_kind, raised_from
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster, is_rank_zero
 from kd.launch.processes import processes_asked_for
@@ -132,14 +131,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             run.trainer = make_trainer(run)
             attach_answers(run.module.teacher, run.data)
         except Exception as error:
-            mistake = cause_of_kind(error, UserError)
-            if mistake is None and isinstance(error, ValueError):  # ours name their argument first
-                name, _, rest = " ".join(str(error).split()).partition(" ")
-                places = [
-                    plain_key(key) for key in flatten(run.config) if key.rpartition(".")[2] == name
-                ]
-                mistake = UserError(f"{places[0]}: {rest}" if places else f"{name} {rest}")
-            raise mistake or error from error
+            raise cause_of_kind(error, UserError) or error from error
         _check_built(run)
 
 
@@ -451,7 +443,7 @@ def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
     for word in given:
         if word not in known:
             takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
-            raise UserError(f"{key}.{word}: {takes}{did_you_mean(word, known)}")
+            raise UserError(f"{key}.{word}: {takes}{near(word, known)}")
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:

@@ -1,10 +1,8 @@
-"""Checks that the settings' own types and groups can't make: by what is typed, and by this machine's memory."""
+"""Checks that the settings' own types and groups can't make: by what is typed."""
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
-
-import psutil
 
 from kd.config.kinds import as_tree
 from kd.config.parts import plain_key
@@ -26,23 +24,14 @@ ENOUGH: dict[str, Callable[[Iterable[object]], bool]] = {
 
 
 def check_values(config: dict[str, Any]) -> None:
-    """Refuses pictures that this machine's memory can't hold, as uint8, which are a slip of the keyboard, and monitor
-    settings that its rules and prices don't take.
+    """Refuses monitor settings that its rules and prices don't take.
 
     Args:
-        config: all settings, resolved. ``batch_size=auto`` counts as one picture.
+        config: all settings, resolved.
 
     Raises:
         UserError: the first one, by its key.
     """
-    data = config["data"]
-    height, width = height_width(data["img_size"])
-    memory = psutil.virtual_memory().total
-    batch = data["batch_size"]
-    pictures = batch if isinstance(batch, int) else 1
-    if 3 * height * width * pictures > memory:
-        size = f"a batch of {batch} pictures of {height}x{width}"
-        raise UserError(f"data.img_size: {size} is larger than the memory")
     if config["monitor"] != MONITOR:
         from kd.monitor.keys import MonitorSpec
 

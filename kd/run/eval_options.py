@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from kd.config.kinds import Like, Range, checked_group
+from kd.config.kinds import Like, Range
 from kd.errors import UserError
 from kd.proof.cascade import Goal
 from kd.proof.certificate import ProofMargin
@@ -44,7 +44,6 @@ class Claim:
     """Its first brackets match what pictures that belong together share in their names; None: each is its own group."""
 
 
-@checked_group
 class EvalOptions(CommandOptions):
     """What ``kd-eval`` is given."""
 

@@ -245,7 +245,7 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     if not resumed:
         places["model.student.checkpoint"] = model["student"]["checkpoint"]
     for key, place in places.items():
-        if place and not is_url(place):
+        if place and not Path(place).is_file() and not is_url(place):
             weights_file(Path(place), key)
 
 

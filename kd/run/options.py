@@ -15,15 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from kd.config.kinds import (
     Checked,
-    checked_group,
     fields,
     problem_in,
 )
 from kd.config.kinds import (
     read as kind_of,
 )
-from kd.config.suggest import why_needless
-from kd.errors import UserError, did_you_mean
+from kd.config.suggest import near, why_needless
+from kd.errors import UserError
 from kd.run.request import Request
 from kd.run.resolve import Word, read_word
 
@@ -32,7 +31,6 @@ Others = Literal["run", "data", "none"]
 """What a command takes beside its own options: any setting of a run, those of data and teachers, or nothing."""
 
 
-@checked_group
 class CommandOptions(Checked):
     """The base of a command's options. The text under a field is its help; a field of ``kw_only`` is no option.
 
@@ -179,8 +177,8 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         if of_data:
             known.append("data.*")
         takes = ", ".join(known) or "none"
-        remedy = f" (it takes {takes}){did_you_mean(key, names)}"
-        if not did_you_mean(key, names, 0.8):
+        remedy = f" (it takes {takes}){near(key, names)}"
+        if not near(key, names, 0.8):
             remedy = why_needless(f"option:{key}", key) or remedy
         raise UserError(f"no key '{key}'{remedy}")
 

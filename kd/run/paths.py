@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kd.config.parts import describe_list, of_kind
-from kd.config.suggest import why_needless
-from kd.errors import UserError, did_you_mean
+from kd.config.suggest import near, why_needless
+from kd.errors import UserError
 from kd.machine import shipped
 
 SETTINGS = (".yaml", ".yml")
@@ -85,7 +85,7 @@ def find(kind: str, name: str) -> Path:
     known = [*names(kind)]
     if kind == "recipes":
         known += OTHER_NAMES
-    remedy = why_needless(name) or f"{did_you_mean(name, known)} (kd-train --list)"
+    remedy = why_needless(name) or f"{near(name, known)} (kd-train --list)"
     raise UserError(f"no {what} '{name}'{remedy}")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
-from kd.config import parts as listed
-from kd.config.kinds import fitted
 from kd.config.parts import class_of
 from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source, class_at, classes_below
@@ -179,10 +177,7 @@ def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     is_checked = kind.listed_early or kind.check_there is not Source.check_there
     if not is_checked or any(is_url(str(value)) for value in arguments.values()):
         return None
-    known = listed.listed_class(spec["class_path"], "source")
-    assert known is not None
-    values = {name: fitted(known.fields.get(name, Any), value) for name, value in arguments.items()}
-    source = cast(Source, make_object(kind, values, "data.source"))
+    source = cast(Source, make_object(kind, arguments, "data.source"))
     if source.listed_early:
         return source
     source.check_there()

@@ -19,7 +19,7 @@ from kd.run import files, keys
 from kd.run.checks import check_read, check_warmup, notes_on_patches
 from kd.run.gate import check_foreign, vouched
 from kd.run.keys import declared
-from kd.run.paths import OTHER_NAMES, find, part_of
+from kd.run.paths import find, part_of
 from kd.run.resolve import (
     Value,
     Word,
@@ -91,14 +91,8 @@ class Request:
         own = [content for file, content in contents.items() if self._is_own(file)]
         all_own = len(own) == len(contents)
         self.vouched = vouched([*own, *words], self.trusted, all_own)
-        layers: list[Mapping[str, Any]] = [*contents.values()]
-        if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
-            layers.append({"recipe": self.recipe})
-        elif self.recipe and layers[0].get("recipe") is None:
-            recipe_file, *_ = contents
-            layers.append({"recipe": recipe_file.stem})
-        layers.append(self.cluster)
-        layers += words
+        named = {"recipe": Path(self.recipe).stem} if self.recipe else {}
+        layers = [named, *contents.values(), self.cluster, *words]
         config = resolve(layers, self.vouched)
         return with_folders(config) if self.here else config
 

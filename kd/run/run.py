@@ -12,7 +12,7 @@ from kd.run.place import FinishedBefore, Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
 from kd.run.trust import Trust
-from kd.storage.shown import masked
+from kd.storage.shown import remember_secrets
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -67,7 +67,7 @@ class Run:
         Raises:
             UserError: values that do not fit each other (:func:`kd.run.checks.check_values`).
         """
-        masked(config)  # from here on nothing prints its secrets
+        remember_secrets(config)  # from here on nothing prints them
         check_values(config)
         self.config = config
         self.trusted = trusted

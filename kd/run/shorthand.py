@@ -20,6 +20,7 @@ from kd.storage.weights_files import FILES
 
 SOURCE = "data.source"
 LOSSES = "model.distill_losses"
+MIXING = ("data.augment.mixup", "data.augment.cutmix")
 TEACHER = r"model\.(teacher|teachers\.[^.]+)"
 """The keys of teachers."""
 PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
@@ -43,30 +44,29 @@ def written_out(
         UserError: a folder that is missing, or answers that are neither a folder nor a class.
     """
     files_say = merged(contents)
+    of_files = class_of(_at(files_say, SOURCE))
     words: list[str] = []
     notes: list[str] = []
     for word in overrides:
         key, _, place = word.partition("=")
         full = [word]
         if key == SOURCE:
-            full = _source(place, files_say)
+            full = _source(place, of_files)
         elif re.fullmatch(rf"{TEACHER}\.answers", key):
             full = _answers(key, place)
         elif re.fullmatch(rf"{TEACHER}|model\.student", key):
             full = _model(key, place)
             notes += [f"{word}: {' '.join(full)}"] if full != [word] else []
         words += full
-    typed = [word.split("=", 1) for word in words if "=" in word]
-    given = dict(typed)
+    given = dict(word.split("=", 1) for word in words)
     names_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
-    of_files = class_of(_at(files_say, SOURCE))
     if names_list and SOURCE not in given and of_files in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
     tree = merged([*contents, *words_of(words)])
     task, implied = _of_task(given, files_say, tree, names_list)
     reported = [word for word in implied if not word.startswith("data.source.multi_label")]
-    if reported and task in PICTURES_WITH:
-        notes += [f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}"]
+    if reported:
+        notes.append(f"{' '.join(reported)}, as the pictures have {PICTURES_WITH[task]}")
     first = _without_arguments(given, files_say)
     return [*first, *words, *implied], notes
 
@@ -95,7 +95,7 @@ def _of_task(
 
     Returns:
         The short name of its class; no word of a key that the command line gives, none where the task is the recipe's and
-        no list needs more.
+        no list needs more. In the places of settings of the recipe that the task does not take are those that it does.
     """
     words: list[str] = []
 
@@ -114,30 +114,26 @@ def _of_task(
             task = "Regression"
         elif arguments.get("multi_label") or isinstance(label, list):
             task = "MultiLabel"
-        words += [f"model.task={task}"] if task != "Classification" else []
+    if task not in PICTURES_WITH:
+        return task, []
+    if not is_typed and task != of_files:
+        add("model.task", task)
     if is_manifest and task == "MultiLabel":
         add(f"{SOURCE}.multi_label", "true")
     # a table without a header has columns without names
     has_columns = names_list and not str(label).isdecimal()
     if task == "Regression" and has_columns and not arguments.get("targets"):
         add(f"{SOURCE}.targets", f"[{label}]")
-    if task != of_files and task in PICTURES_WITH:
-        for key, value in _exchanged(task, files_say).items():
-            keeps_losses = _at(tree, "model.student.head") is False or given.keys() & {
-                LOSSES,
-                "model",
-            }
-            if not (keeps_losses and key.startswith(LOSSES)):
-                add(key, value)
+    keeps_losses = _at(tree, "model.student.head") is False or given.keys() & {LOSSES, "model"}
+    for key, value in _exchanged(task, files_say).items():
+        if task != of_files and not (keeps_losses and key.startswith(LOSSES)):
+            add(key, value)
     return task, words
 
 
 def _exchanged(task: str, files_say: Mapping[str, Any]) -> dict[str, object]:
     """The settings of files that a task does not take, and in their places those that it does."""
-    exchanged: dict[str, object] = {}
-    for key in ("data.augment.mixup", "data.augment.cutmix"):
-        if _at(files_say, key):
-            exchanged[key] = 0
+    exchanged: dict[str, object] = {key: 0 for key in MIXING if _at(files_say, key)}
     losses = _at(files_say, LOSSES) or {}
     for name, loss in losses.items():
         if loss_refused_by(task, class_of(loss)):
@@ -196,10 +192,13 @@ def _model(key: str, place: str) -> list[str]:
     return [*words, f"{builder}=HuggingFaceBuilder", f"{builder}.path={hub[1]}/{hub[2]}"]
 
 
-def _source(place: str, files_say: Mapping[str, Any]) -> list[str]:
+def _source(place: str, of_files: str) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is.
 
-    A recipe's source that :attr:`~kd.data.sources.Source.takes_folder` gets the folder as its argument alone.
+    Args:
+        place: a list, a folder, a URL, or a class.
+        of_files: the files' source, by its class; one that :attr:`~kd.data.sources.Source.takes_folder` gets the folder as
+            its argument alone.
 
     Raises:
         UserError: a folder that is not there.
@@ -214,11 +213,12 @@ def _source(place: str, files_say: Mapping[str, Any]) -> list[str]:
         return [f"{SOURCE}={place}"]
     from kd.data.sources import class_at
 
-    of_files = class_at(_at(files_say, f"{SOURCE}.class_path"))
-    if of_files is not None and of_files.takes_folder:
-        return [f"{SOURCE}.root={place}"]
+    root = f"{SOURCE}.root={place}"
+    source = class_at(f"kd.data.sources.{of_files}") if of_files else None
+    if source is not None and source.takes_folder:
+        return [root]
     name = "Shards" if Path(place, "train.json").is_file() else "ImageFolder"
-    return [f"{SOURCE}={name}", f"{SOURCE}.root={place}"]
+    return [f"{SOURCE}={name}", root]
 
 
 def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
@@ -233,13 +233,17 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
     for key, arch in given.items():
         place = key.removesuffix(".arch")
         model = _at(files_say, place)
-        if place == key or not isinstance(model, dict) or not model.get("kwargs"):
-            continue
-        families = set()
-        for name in (arch, str(model.get("arch"))):
-            _, _, last = name.rpartition("/")
-            letters = re.search("[a-z]+", last)
-            families.add(letters and letters[0])
-        if len(families) > 1:
+        has_arguments = place != key and isinstance(model, dict) and model.get("kwargs")
+        if has_arguments and _family(arch) != _family(str(model.get("arch"))):
             words.append(f"{place}.kwargs={{}}")
     return words
+
+
+def _family(arch: str) -> str:
+    """The first letters of an architecture's name.
+
+    >>> _family("timm/vit_tiny_patch16_224"), _family("resnet18")
+    ('vit', 'resnet')
+    """
+    letters = re.search("[a-z]+", arch.rpartition("/")[2])
+    return letters[0] if letters else ""

@@ -5,8 +5,10 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
-from typing import TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from kd.config.trees import leaves
 
 # a formula in a spreadsheet begins so; the last four are wide forms
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -39,34 +41,39 @@ QUOTES = ("''", "'\"'\"'")
 _secrets: set[str] = set()
 
 
-def masked(tree: Tree, key: str = "") -> Tree:
+def masked(tree: Tree) -> Tree:
     """Nested settings with ``...`` in the place of secrets, which :func:`without_secrets` knows from then on.
-
-    Args:
-        tree: plain values.
-        key: whole, dotted, of ``tree``.
 
     >>> masked({"monitor": {"webhook": "https://x.org/T0/abc", "otlp": "http://me:word@x"}})
     {'monitor': {'webhook': '...', 'otlp': 'http://...@x'}}
     """
+    if isinstance(tree, dict | list):
+        remember_secrets(tree)
+    return _masked(tree)
+
+
+def _masked(tree: Tree) -> Tree:
+    """The same without the known secrets."""
     shown: object = tree
     if isinstance(tree, dict):
-        shown = {
-            name: masked(value, f"{key}.{name}") if isinstance(value, dict | list | str) else value
-            for name, value in tree.items()
-        }
+        shown = {name: _masked(value) for name, value in tree.items()}
     elif isinstance(tree, list):
-        shown = [masked(value, key) for value in tree]
+        shown = [_masked(value) for value in tree]
     elif isinstance(tree, str):
-        if _is_secret(key) and len(tree) > len(HIDDEN):
-            _secrets.update({tree, *(tree.replace("'", quote) for quote in QUOTES)})
         shown = without_secrets(tree)
     return cast(Tree, shown)
 
 
+def remember_secrets(tree: Mapping[Any, Any] | list[Any]) -> None:
+    """Notes the secrets in nested settings for :func:`without_secrets`."""
+    for key, value in leaves(tree):
+        if isinstance(value, str) and _is_secret(key) and len(value) > len(HIDDEN):
+            _secrets.update({value, *(value.replace("'", quote) for quote in QUOTES)})
+
+
 def _is_secret(key: str) -> bool:
     """Whether the text of a setting is a secret: whoever has a webhook's address can post to it."""
-    _, *parts = key.split(".")
+    parts = key.split(".")
     if parts == ["monitor", "webhook"]:
         return True
     places = [number for number, part in enumerate(parts) if part in WITH_SECRETS]

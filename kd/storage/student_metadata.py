@@ -137,15 +137,17 @@ def student_metadata_in(file: Path) -> StudentMetadata:
     metadata = read_metadata(file)
     if not is_student(metadata):
         raise UserError(f"{file}: says nothing of its model, as a student.safetensors of kd's does")
-    return checked(metadata, file)
+    try:
+        return checked(metadata)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
 
 
-def checked(metadata: Mapping[str, str], file: Path) -> StudentMetadata:
+def checked(metadata: Mapping[str, str]) -> StudentMetadata:
     """What a file's metadata says of its model.
 
     Args:
         metadata: text by name; every value is JSON but for ``arch``. What the file lacks has its default.
-        file: for the message.
 
     Raises:
         UserError: values of a wrong type; names them.
@@ -154,4 +156,4 @@ def checked(metadata: Mapping[str, str], file: Path) -> StudentMetadata:
         return StudentMetadata.model_validate(metadata)
     except ValidationError as error:
         wrong = dict.fromkeys(str(problem["loc"][0]) for problem in error.errors())
-        raise UserError(f"{file}: its metadata is damaged: {', '.join(wrong)}") from error
+        raise UserError(f"its metadata is damaged: {', '.join(wrong)}") from error

@@ -33,7 +33,8 @@ def weights_file(path: Path, key: str) -> Path:
         if path.suffix not in FILES:
             place = f"{url_of_run(place, key)}/student.safetensors"
         return fetched(place, key)
-    path = run_folder(path)
+    if path.is_symlink() or path.name == "latest":
+        path = run_folder(path)
     candidates = [path]
     if path.is_dir():
         candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)]

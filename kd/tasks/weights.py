@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kd.errors import UserError, did_you_mean
+from kd.config.suggest import near
+from kd.errors import UserError
 
 KEY = "model.task.class_weights"
 
@@ -70,7 +71,7 @@ def weights_of(
         assert isinstance(given, dict)
         unknown = next((name for name in given if name not in classes), None)
         if unknown is not None:
-            raise UserError(f"{KEY}: no class '{unknown}'{did_you_mean(str(unknown), classes)}")
+            raise UserError(f"{KEY}: no class '{unknown}'{near(unknown, classes)}")
         weights = torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
     if not weights.any():
         raise UserError(f"{KEY}: must be >= 0, and not all 0, got {given}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kd.errors import UserError, did_you_mean, first_line, needs_extra
+from kd.config.suggest import near
+from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import (
     LARGEST_LIST,
     LARGEST_WEIGHTS,
@@ -71,7 +72,7 @@ class AnswersFile:
             class_id = place.get(label)
             if class_id is None:
                 few = ", ".join(classes[:MOST_SHOWN])
-                suggestion = did_you_mean(label, classes) or f"; its first classes are {few}"
+                suggestion = near(label, classes) or f"; its first classes are {few}"
                 raise UserError(f"from: {file}: the data has no class '{label}'{suggestion}")
             if picture not in rows:
                 rows[picture] = np.full(len(classes), np.nan)

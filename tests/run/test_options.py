@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from kd.cli import commands
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.run.eval_options import EvalOptions
 from kd.run.options import CommandOptions, options_help, options_of, take, take_options
 from kd.run.request import Request
@@ -48,7 +48,6 @@ def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
     ],
 )
 def test_an_option_has_a_type(kind: object, text: str, expected: object) -> None:
-    @checked_group
     class Group(CommandOptions):
         x: kind = None  # type: ignore[valid-type]
         y: dict[str, str] = field(default_factory=dict)

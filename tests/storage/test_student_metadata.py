@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kd.errors import UserError
-from kd.models.weights import describe
+from kd.models.weights import read_weights
 from kd.run.build import student_in, task_in
 from kd.run.trust import Trust
 from kd.ship.export.formats.hub import made_by_timm
@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "untrained": lambda file: untrained_student(file, 0),
     "trusted": lambda file: student_in(Trust().of(file)),
     "task": lambda file: task_in(Trust().of(file)),
-    "teacher": describe,
+    "teacher": lambda file: read_weights(file, "weights"),
 }
 
 

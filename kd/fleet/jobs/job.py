@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_in, has_gpus, too_old
 from kd.launch.processes import devices_asked_for
@@ -25,7 +25,6 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
 
-@checked_group
 class JobOptions(CommandOptions):
     """What ``kd-launch`` is given for every place; the group of a place has more."""
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from kd.config.kinds import Checked, Range, checked_group
+from kd.config.kinds import Checked, Range
 from kd.errors import UserError
 from kd.report.metric import counted
 from kd.run.options import CommandOptions
@@ -14,7 +14,6 @@ Amount = Annotated[float, Range("> 0")]
 Count = Annotated[int, Range(">= 1")]
 
 
-@checked_group
 class Conditions(Checked):
     """What latency is measured under; also as text."""
 
@@ -32,7 +31,6 @@ class Conditions(Checked):
         return f"{self.runtime}{' int8' * self.int8}, {threads}, batch {self.batch}"
 
 
-@checked_group
 class Budget(CommandOptions):
     """What a size may cost."""
 
@@ -49,7 +47,6 @@ class Budget(CommandOptions):
         return {key: getattr(self, key) for key in BUDGETS if key in self.given}
 
 
-@checked_group
 class SizeOptions(Conditions, Budget):
     """What ``kd-size`` is given beside the settings of a run."""
 

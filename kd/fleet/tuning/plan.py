@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
+from kd.config.suggest import near
 from kd.config.trees import flatten
-from kd.errors import UserError, did_you_mean
+from kd.errors import UserError
 from kd.fleet.tuning.space import Space, space_of
 from kd.machine import cores
 from kd.report.metric import less_is_better
@@ -38,7 +39,6 @@ LATENCY = "latency_ms"
 Hours = Annotated[float, Range("> 0")]
 
 
-@checked_group
 class TuneOptions(CommandOptions):
     """The settings of a search, on the command line or in the file of ``tune=``."""
 
@@ -231,7 +231,7 @@ def _from_file(request: Request, given: str | None, searches: bool) -> dict[str,
     known = [*names_of(TuneOptions), "search"]
     for key in content:
         if key not in known:
-            hint = did_you_mean(str(key), known, 0.5)
+            hint = near(key, known)
             raise UserError(f"tune: {file}: no key '{key}'{hint}")
     if not isinstance(content.get("search", {}), dict):
         raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kd.errors import UserError, causes, did_you_mean, needs_extra
+from kd.config.suggest import near
+from kd.errors import UserError, causes, needs_extra
 from kd.ship.export.manifest import ExportManifest
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def find_format(name: str) -> Format:
         module, _, kind = name.rpartition(".")
         return getattr(import_module(module), kind)()
     except (ImportError, AttributeError, ValueError) as error:
-        hint = did_you_mean(name, FORMATS)
+        hint = near(name, FORMATS)
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
 
 

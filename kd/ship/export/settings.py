@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-from kd.config.kinds import Checked, Range, checked_group
+from kd.config.kinds import Checked, Range
 
 Percent = Annotated[float, Range(">= 0 and <= 100")]
 
 
-@checked_group
 class ExportSettings(Checked):
     """One export: its format, what shapes it, and how far it may be from the student in torch before it is refused."""
 

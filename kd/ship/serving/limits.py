@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from kd.config.kinds import Checked, Range, checked_group
+from kd.config.kinds import Checked, Range
 
 
-@checked_group
 class Limits(Checked):
     """What the server accepts; a request beyond it is refused with a status and a reason."""
 

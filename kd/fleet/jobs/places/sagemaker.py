@@ -9,7 +9,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.fleet.aws import (
     IMAGE,
@@ -44,7 +43,6 @@ PLACES = "s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME[/FOLDER] or efs:
 """What a channel's place may be, for messages."""
 
 
-@checked_group
 class SageMakerOptions(JobOptions):
     """What ``kd-launch sagemaker`` is given."""
 

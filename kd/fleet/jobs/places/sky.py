@@ -7,7 +7,6 @@ from dataclasses import field
 
 import yaml
 
-from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import Target, ask, written
@@ -18,7 +17,6 @@ RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
-@checked_group
 class SkyOptions(JobOptions):
     """What ``kd-launch sky`` is given."""
 

@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, JobOptions, Machines
 from kd.fleet.jobs.target import Target, ask, command, written
@@ -46,7 +46,6 @@ export KD_DATA_NODES={count} MASTER_ADDR=$head
 END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
-@checked_group
 class SlurmOptions(JobOptions):
     """What ``kd-launch slurm`` is given."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, JobOptions
 from kd.fleet.jobs.target import Target, command
@@ -23,7 +23,6 @@ TRAIN = (
 )
 
 
-@checked_group
 class TorchrunOptions(JobOptions):
     """What ``kd-launch torchrun`` is given."""
 
