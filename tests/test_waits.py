@@ -283,6 +283,8 @@ def from_the_host(augment: Augment) -> tuple[dict[str, Any], device.DeviceViews]
     recipes = [device.draw(views.chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     plan = device.Plan(recipes, mix.draw([(i, 0) for i in range(N)], (SIDE, SIDE)))
     ids = torch.zeros(N, dtype=torch.long)
+    if mix.kinds:
+        plan.labels = mix.labels(ids, plan.mixes).float().numpy()
     crops = torch.zeros(N, 3, SIDE, SIDE, dtype=torch.uint8)
     return {"image": crops, "target": ids, "plan": plan, "index": ids}, views
 

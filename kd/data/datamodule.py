@@ -275,7 +275,7 @@ class DistillationDataModule(LightningDataModule):
                 split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
             )
             stack = partial(kind.stack, classes=classes)
-            collate = partial(engine.pack, stack, partial(mix.draw, size=self.size))
+            collate = partial(engine.pack, stack, mix, self.size)
             self._finish = engine.VIEWS(self.size, self.augment, mix)
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate

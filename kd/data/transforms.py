@@ -216,7 +216,7 @@ class MixPairs:
         return mixes
 
     def apply(self, images: Tensor, targets: Tensor, mixes: Sequence[Mix]) -> tuple[Tensor, Tensor]:
-        """Mixes pairs as they were drawn.
+        """Mixes pairs as they were drawn, one after the other: a pair stays in the CPU's cache.
 
         Args:
             images: uint8 ``(N, 3, H, W)``.
@@ -224,40 +224,50 @@ class MixPairs:
             mixes: of different pairs.
 
         Returns:
-            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``, also of the pairs that stay. A picture that
-            has no label, or is mixed with one, has no label after: all 0. Without mixup and cutmix in the settings, the
-            arguments.
+            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``, also of the pairs that stay
+            (:meth:`labels`). Without mixup and cutmix in the settings, the arguments.
         """
         if not self.kinds:
             return images, targets
+        mixed = images.clone()
+        for mix in mixes:
+            rows = slice(2 * mix.pair, 2 * mix.pair + 2)
+            pair = images[rows]
+            if mix.is_cut:
+                box = (..., slice(mix.top, mix.bottom), slice(mix.left, mix.right))
+                mixed[rows][box] = pair.flip(0)[box]
+            else:
+                mixed[rows] = _blend(pair, mix.share)
+        ids, shares = self.labels(targets, mixes).unbind(2)
+        soft = torch.zeros(len(targets), self.num_classes)
+        return mixed, soft.scatter_add_(1, ids.long(), shares.float())
+
+    def labels(self, targets: Tensor, mixes: Sequence[Mix]) -> Tensor:
+        """Which classes a picture has once pairs are mixed, and how much of each.
+
+        Args:
+            targets: class ids ``(N,)``; -1 without a label.
+            mixes: of different pairs.
+
+        Returns:
+            float64 ``(N, 2, 2)``: its own class and its share, its partner's class and its share. A picture that has no
+            label, or is mixed with one, has no label after: both shares are 0.
+        """
+        count = len(targets)
+        partners = torch.arange(count) ^ 1  # 2k and 2k + 1
+        partners[count // 2 * 2 :] = count - 1
+        shares = torch.ones(count, dtype=torch.float64)
+        is_mixed = torch.zeros(count, dtype=torch.bool)
+        for mix in mixes:
+            rows = slice(2 * mix.pair, 2 * mix.pair + 2)
+            shares[rows] = mix.share
+            is_mixed[rows] = True
         is_known = targets >= 0
-        one_hot = torch.nn.functional.one_hot(targets.clamp_min(0), self.num_classes).float()
-        mixed_images = images.clone()
-        mixed_labels = one_hot * is_known[:, None]
-        # Views of shape (P, 2, ...) for P pairs; what is mixed is written into the last two.
-        before, labels, known = map(_in_pairs, (images, one_hot, is_known))
-        after, labels_after = _in_pairs(mixed_images), _in_pairs(mixed_labels)
-
-        if not mixes:
-            return mixed_images, mixed_labels
-        # (P, 6): the fields of Mix, mixup's first. One transfer to a GPU; float64 holds them all exactly.
-        in_order = sorted(mixes, key=lambda mix: mix.is_cut)
-        cuts = sum(mix.is_cut for mix in in_order)
-        blended = len(in_order) - cuts
-        table = torch.tensor(in_order, dtype=torch.float64).to(images.device, non_blocking=True)
-        pairs = table[:, 0].long()
-        shares = table[:, 1]
-        both_known = known[pairs].all(1)
-        labels_after[pairs] = _blend(labels[pairs], shares) * both_known[:, None, None]
-
-        step = len(images) if all_at_once(images) else 1
-        for first in range(0, blended, step):
-            rows = slice(first, min(first + step, blended))
-            after[pairs[rows]] = _blend(before[pairs[rows]], shares[rows])
-        for first in range(blended, len(in_order), step):
-            rows = slice(first, first + step)
-            after[pairs[rows]] = _paste(before[pairs[rows]], table[rows, 2:])
-        return mixed_images, mixed_labels
+        is_known &= is_known[partners] | ~is_mixed
+        ids = targets.clamp_min(0)
+        own = torch.stack([ids, shares * is_known], dim=1)
+        others = torch.stack([ids[partners], (1.0 - shares) * is_known], dim=1)
+        return torch.stack([own, others], dim=1)
 
     def _draw(self, pair: int, key: tuple[int, int], size: tuple[int, int]) -> Mix | None:
         """How a pair is mixed; None where it stays as it is.
@@ -279,55 +289,9 @@ class MixPairs:
         return Mix(pair, parameters["lam"], *NO_BOX)
 
 
-def _in_pairs(batch: Tensor) -> Tensor:
-    """``(N, ...)`` -> a view ``(N // 2, 2, ...)``; a last sample without a partner is left out."""
-    even = len(batch) // 2 * 2
-    return batch[:even].view(-1, 2, *batch.shape[1:])
-
-
-def all_at_once(images: Tensor) -> bool:
-    """Whether a batch is changed in few large steps: on a GPU. A CPU takes a pair at a time, which stays in its cache."""
-    return images.is_cuda
-
-
-def _blend(pairs: Tensor, share: Tensor) -> Tensor:
-    """Mixup: ``share * x + (1 - share) * partner`` of pairs ``(P, 2, ...)``, float or uint8; ``share`` is ``(P,)``."""
-    one_for_each = [1] * (pairs.ndim - 1)
-    share = share.view(-1, *one_for_each)
-    values = pairs.float()
-    of_picture = values * share.float()
-    of_partner = values.flip(1).mul_((1.0 - share).float())
-    mixed = of_partner.add_(of_picture)
-    if pairs.is_floating_point():
-        return mixed
-    return mixed.round_().clamp_(0, 255).to(pairs.dtype)
-
-
-def _paste(pairs: Tensor, boxes: Tensor) -> Tensor:
-    """Cutmix: both pictures of each pair ``(P, 2, 3, H, W)`` with the other one's pixels in the pair's box ``(P, 4)``, see
-    :func:`pixels_inside`.
-    """
-    return torch.where(pixels_inside(pairs, boxes)[:, None, None], pairs.flip(1), pairs)
-
-
-def pixels_inside(images: Tensor, boxes: Tensor) -> Tensor:
-    """The pixels in each picture's box.
-
-    Args:
-        images: ``(P, ..., H, W)``; only their size and device are read.
-        boxes: ``(P, 4)``: left, top, right and bottom edges in pixels.
-
-    Returns:
-        bool ``(P, H, W)``.
-    """
-    # Suffixes: P pictures, H rows, W columns.
-    left, top, right, bottom = boxes[:, :, None].unbind(1)  # (P, 1) each
-    height, width = images.shape[-2:]
-    device = images.device
-    columns_W = torch.arange(width, device=device)
-    rows_H = torch.arange(height, device=device)
-    is_right_of_left_PW = columns_W >= left
-    is_below_top_PH = rows_H >= top
-    is_in_columns_PW = is_right_of_left_PW & (columns_W < right)
-    is_in_rows_PH = is_below_top_PH & (rows_H < bottom)
-    return is_in_columns_PW[:, None, :] & is_in_rows_PH[:, :, None]
+def _blend(pair: Tensor, share: float) -> Tensor:
+    """Mixup: ``share * x + (1 - share) * partner`` of a pair, uint8 ``(2, 3, H, W)``."""
+    values = pair.float()
+    of_partner = values.flip(0).mul_(1.0 - share)
+    mixed = of_partner.add_(values * share)
+    return mixed.round_().clamp_(0, 255).to(pair.dtype)

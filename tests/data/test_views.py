@@ -18,6 +18,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data import transforms
+from kd.data.engines import at_once
 from kd.data.transforms import EvalView
 from kd.settings import Augment
 from kd.ship.export.manifest import ExportManifest
@@ -191,15 +192,14 @@ def test_a_thin_picture_of_few_bytes_is_refused() -> None:
     assert refused.value.status == 413
 
 
-@pytest.mark.parametrize("at_once", [False, True], ids=["pair by pair", "as on a GPU"])
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["pair by pair", "as on a GPU"])
 @pytest.mark.parametrize(
     "more", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.4}]
 )
-def test_pairs_are_mixed_as_torchvision_mixes_each(
-    more: dict[str, float], at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the last bit, from the same random numbers; an unlabelled picture takes its partner's label away."""
-    monkeypatch.setattr(transforms, "all_at_once", lambda images: at_once)
+def test_pairs_are_mixed_as_torchvision_mixes_each(more: dict[str, float], on_gpu: bool) -> None:
+    """To the last bit, from the same random numbers; an unlabelled picture takes its partner's label away. As on a GPU a
+    level may differ by one: mixup's numbers are added in another order.
+    """
     augment, classes = Augment(**more), 7
     images, targets = (
         torch.randint(256, (33, 3, 20, 28), dtype=torch.uint8),
@@ -209,14 +209,22 @@ def test_pairs_are_mixed_as_torchvision_mixes_each(
     kinds = [kind(alpha=more[name], num_classes=classes) for name, kind in (("mixup", v2.MixUp), ("cutmix", v2.CutMix))
              if name in more]  # fmt: skip
     mix = v2.RandomApply([v2.RandomChoice(kinds)], augment.mix_probability)
-    found, soft = transforms.MixPairs(augment, classes, 5)(images, targets, keys)
+    pairs = transforms.MixPairs(augment, classes, 5)
+    if on_gpu:
+        mixes = pairs.draw(keys, (20, 28))
+        labels = pairs.labels(targets, mixes).float().numpy()
+        found, soft = at_once.finish(images, [], mixes, labels, classes)
+    else:
+        found, soft = pairs(images, targets, keys)
+    expected = images.clone()
     for i in range(0, 32, 2):
         with transforms.seeded(5, *keys[i], 1):
-            pair, labels = mix(images[i : i + 2].float(), targets[i : i + 2].clamp_min(0))
-        assert torch.equal(found[i : i + 2], pair.round().clamp(0, 255).to(torch.uint8))
-        if labels.ndim == 2:
-            assert torch.equal(soft[i : i + 2], labels * (targets[i : i + 2] >= 0).all())
-    assert torch.equal(found[32], images[32])
+            pair, shares = mix(images[i : i + 2].float(), targets[i : i + 2].clamp_min(0))
+        expected[i : i + 2] = pair.round().clamp(0, 255).to(torch.uint8)
+        if shares.ndim == 2:
+            assert torch.equal(soft[i : i + 2], shares * (targets[i : i + 2] >= 0).all())
+    difference = (found.int() - expected.int()).abs()
+    assert difference.sum() <= 3 * on_gpu
 
 
 def test_a_padded_crop_is_torchvisions() -> None:

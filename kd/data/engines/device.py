@@ -1,8 +1,8 @@
 """The engine ``device``: pictures are decoded, cut and resized in the loader, all else of a view is made on the device.
 
 What is random is drawn in the loader, from the same numbers and in the same order as the engine ``torch`` draws it. On
-a CPU the same torchvision transforms apply it, to the same views. A GPU flips, erases and mixes a whole batch in few large
-steps, and changes its colours; before the colours change its views differ from these in nothing but the rounding of mixup.
+a CPU the same torchvision transforms apply it, to the same views. A GPU changes a whole batch in few large steps
+(:mod:`kd.data.engines.at_once`); before the colours change its views differ from these in nothing but the rounding of mixup.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
-from kd.data.engines import colours
+from kd.data.engines import at_once
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.samples import Samples
@@ -25,9 +25,7 @@ from kd.data.transforms import (
     Mix,
     MixPairs,
     Whole,
-    all_at_once,
     blank,
-    pixels_inside,
     seeded,
     train_transform,
 )
@@ -56,15 +54,21 @@ class Plan:
     Args:
         recipes: of each view in the batch, in order.
         mixes: of the pairs that are mixed.
+        labels: the batch's, as :meth:`~kd.data.transforms.MixPairs.labels` gives them, float32; None: nothing is mixed.
         encoded: each picture's file as uint8 ``(bytes,)``, for the engine ``dali``; else empty.
     """
 
     def __init__(
-        self, recipes: list[Recipe], mixes: list[Mix], encoded: Sequence[Any] = ()
+        self,
+        recipes: list[Recipe],
+        mixes: list[Mix],
+        labels: np.ndarray | None = None,
+        encoded: Sequence[Any] = (),
     ) -> None:
         """Stores the arguments, which are the class's."""
         self.recipes = recipes
         self.mixes = mixes
+        self.labels = labels
         self.encoded = list(encoded)
 
 
@@ -109,11 +113,6 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
                 (number, apply_to_collection(transform.make_params([shape]), Tensor, Tensor.numpy))
             )
     return Recipe(box, steps)
-
-
-def _tensors(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as torchvision's transforms take them: tensors in place of arrays (:data:`Step`)."""
-    return apply_to_collection(parameters, np.ndarray, torch.from_numpy)
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
@@ -178,13 +177,14 @@ class CutSet(Samples):
         """What is sent of a picture: here its view as it is after the crop, uint8 ``(3, *size)``."""
         for number, parameters in recipe.steps:
             if number < self.crop_number:
-                picture = self.chain[number].transform(picture, _tensors(parameters))
+                picture = self.chain[number].transform(picture, at_once.tensors(parameters))
         return tvf.resized_crop(picture, *recipe.box, list(self.size), antialias=True)
 
 
 def pack(
     stack: Callable[..., Tensor],
-    draw_mixes: Callable[[Sequence[Key]], list[Mix]],
+    mix: MixPairs,
+    size: tuple[int, int],
     samples: Sequence[tuple[Any, Recipe, Any, Key]],
     encoded: bool = False,
 ) -> dict[str, Any]:
@@ -192,7 +192,8 @@ def pack(
 
     Args:
         stack: targets -> one tensor, as :meth:`kd.data.targets.Targets.stack` does.
-        draw_mixes: keys of the samples -> which pairs are mixed, and how.
+        mix: draws which pairs are mixed, and how.
+        size: height and width of a view in pixels.
         samples: of a :class:`CutSet`.
         encoded: the samples hold files, which the plan carries; there is no ``image`` then.
 
@@ -201,14 +202,17 @@ def pack(
         the first sample.
     """
     cuts, recipes, targets, keys = zip(*samples, strict=True)
-    plan = Plan(list(recipes), draw_mixes(keys))
+    target = stack(targets)
+    plan = Plan(list(recipes), mix.draw(keys, size))
+    if mix.kinds:
+        plan.labels = mix.labels(target, plan.mixes).float().numpy()
     batch: dict[str, Any] = {"plan": plan}
     if encoded:
         plan.encoded = list(cuts)
     else:
         batch["image"] = torch.stack(cuts)
     numbers, views = zip(*keys, strict=True)
-    batch["target"] = stack(targets)
+    batch["target"] = target
     batch["index"] = torch.tensor(numbers)
     batch["view"] = views[0]
     return batch
@@ -244,85 +248,53 @@ class DeviceViews:
         return finished
 
     def crops(self, batch: dict[str, Any]) -> Tensor:
-        """The resized crops of a batch, uint8 ``(N, 3, *size)``, as tensors of its own."""
+        """The resized crops of a batch, uint8 ``(N, 3, *size)``."""
         images: Tensor = batch["image"]
-        return images.clone()
+        return images
 
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
         """Everything that follows the crop.
 
         Args:
-            images: resized crops, uint8 ``(N, 3, *size)``; changed in place.
+            images: resized crops, uint8 ``(N, 3, *size)``; not changed.
             target: of the pictures, ``(N, ...)``.
             plan: of the batch.
 
         Returns:
             ``image`` and ``target``.
         """
-        steps_of_pictures = [dict(recipe.steps) for recipe in plan.recipes]
-        for number in range(self.crop_number + 1, len(self.chain)):
-            transform = self.chain[number]
-            drawn: list[Step] = []  # (number of a picture in the batch, parameters)
-            for i, steps in enumerate(steps_of_pictures):
-                if number in steps:
-                    drawn.append((i, steps[number]))
-            if isinstance(transform, v2.RandomHorizontalFlip):
-                _flip(images, drawn, axis=-1)
-            elif isinstance(transform, v2.RandomVerticalFlip):
-                _flip(images, drawn, axis=-2)
-            elif isinstance(transform, v2.RandomErasing) and all_at_once(images):
-                _erase(images, drawn)
-            elif isinstance(transform, v2.ColorJitter) and all_at_once(images):
-                colours.jitter(images, drawn)
-            else:
-                for i, parameters in drawn:
-                    images[i] = transform.transform(images[i], _tensors(parameters))
+        if images.is_cuda:
+            return self._at_once(images, target, plan)
+        return self._one_by_one(images, target, plan)
+
+    def _at_once(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
+        """:meth:`finish` in steps that each change the whole batch."""
+        views, mixed = at_once.finish(
+            images, self._changes(plan), plan.mixes, plan.labels, self.mix.num_classes
+        )
+        return {"image": views, "target": target if mixed is None else mixed}
+
+    def _one_by_one(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
+        """:meth:`finish` by torchvision's transforms, picture by picture."""
+        images = images.clone()
+        for transform, drawn in self._changes(plan):
+            for place, parameters in drawn:
+                images[place] = transform.transform(images[place], at_once.tensors(parameters))
         images, target = self.mix.apply(images, target, plan.mixes)
         return {"image": images, "target": target}
 
-
-def _flip(images: Tensor, drawn: Sequence[Step], axis: int) -> None:
-    """Mirrors the drawn pictures, in place.
-
-    Args:
-        images: ``(N, 3, H, W)``.
-        drawn: the pictures' places in the batch, with parameters that a flip does not have.
-        axis: -1 mirrors left and right, -2 top and bottom.
-    """
-    numbers = [number for number, _ in drawn]
-    chosen = torch.tensor(numbers, dtype=torch.long)
-    chosen = chosen.to(images.device, non_blocking=True)
-    images[chosen] = images[chosen].flip(axis)
-
-
-def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
-    """Fills a box in each of some pictures, all at once and in place.
-
-    Args:
-        images: uint8 ``(N, 3, H, W)``.
-        drawn: a picture's number in the batch with RandomErasing's parameters: top ``i``, left ``j``, height ``h``,
-            width ``w`` and the fill ``v``, which is None where no box has fitted.
-    """
-    # number, left, top, right, bottom of each box
-    rows = []
-    fills = []
-    for number, box in drawn:
-        if box["v"] is None:
-            continue
-        left = box["j"]
-        top = box["i"]
-        rows.append([number, left, top, left + box["w"], top + box["h"]])
-        fills.append(torch.from_numpy(box["v"]))
-    if not rows:
-        return
-    # One transfer for the integers, one for the fills.
-    table = torch.tensor(rows).to(images.device, non_blocking=True)
-    fill = torch.stack(fills).to(images.device, images.dtype, non_blocking=True)
-    pictures = table[:, 0]
-    boxes = table[:, 1:]
-    before = images[pictures]
-    is_erased = pixels_inside(before, boxes)[:, None]
-    images[pictures] = torch.where(is_erased, fill, before)
+    def _changes(self, plan: Plan) -> list[tuple[v2.Transform, list[Step]]]:
+        """The transforms that follow the crop, each with the pictures' places in the batch and their parameters."""
+        steps_of_pictures = [dict(recipe.steps) for recipe in plan.recipes]
+        changes = []
+        for number in range(self.crop_number + 1, len(self.chain)):
+            drawn: list[Step] = []
+            for place, steps in enumerate(steps_of_pictures):
+                if number in steps:
+                    drawn.append((place, steps[number]))
+            if drawn:
+                changes.append((self.chain[number], drawn))
+        return changes
 
 
 SAMPLES = CutSet
