@@ -1,30 +1,27 @@
 """Whole runs from Python: the same recipes, words, checks and messages as on the command line (PYTHON.md)."""
 
-import math
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
-import yaml
 from torch import nn
 
-from kd.commands.eval import evaluated
-from kd.commands.export import ExportOptions, exported
+from kd.commands import eval as eval_command
+from kd.commands import export as export_command
+from kd.commands import size as size_command
 from kd.commands.predict import PredictOptions, predictions, report_bad
-from kd.commands.size import sized
 from kd.commands.train import end_again, to_train
 from kd.errors import RunError, UserError
-from kd.fleet.sizing.plan import SizeOptions
-from kd.report.evaluated import exports_parts, run_table
+from kd.report.evaluated import run_table
 from kd.report.tables import Part, Table
 from kd.report.templates import html
 from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit
 from kd.run.options import take_options
-from kd.run.request import Request, translate
+from kd.run.request import Request, as_word, translate
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
 from kd.ship.predict import row_cells
@@ -161,8 +158,9 @@ def evaluate(
         UserError: no finished run, a key that an evaluation does not take, pictures that can't be measured on, or another
             thread runs one of these functions.
     """
-    evaluation = evaluated(_request(settings, words, run=run))
-    return Figures(evaluation.results[0], evaluation.shown)
+    result = eval_command.run(_request(settings, words, run=run))
+    assert result is not None, "the run is given"
+    return Figures(result.content, result.parts)
 
 
 @as_function("export")
@@ -186,13 +184,11 @@ def export(
         RunError: the export differs too much from the student, and is not kept.
     """
     request = _request(settings, {**words, "to": to}, run=run)
-    options = take_options(ExportOptions, request)
-    problem, comparison, _ = exported(request, options)
-    if problem:
-        raise RunError(f"not kept: {problem}")
-    folder = Path(request.rest[0])
-    written = {**comparison, "file": str(folder / comparison["file"])}
-    return Figures(written, exports_parts({options.name: comparison}))
+    result = export_command.run(request, take_options(export_command.OPTIONS, request))
+    if result.problem:
+        raise RunError(result.problem)
+    file = Path(request.rest[0]) / result.content["file"]
+    return Figures({**result.content, "file": str(file)}, result.parts)
 
 
 @as_function("predict")
@@ -261,12 +257,10 @@ def size(
         Stopped: a signal came while the recipe's teacher was trained first.
     """
     request = _request(settings, words, [f"recipe={recipe}"])
-    sizes, _ = sized(request, take_options(SizeOptions, request))
+    sizes = size_command.run(request, take_options(size_command.OPTIONS, request)).content
     candidates = sizes["candidates"]
-    for candidate in candidates:
-        if candidate["name"] == sizes["choice"]:
-            return candidates, candidate
-    return candidates, None
+    chosen = [candidate for candidate in candidates if candidate["name"] == sizes["choice"]]
+    return candidates, chosen[0] if chosen else None
 
 
 def _request(
@@ -289,12 +283,7 @@ def _request(
     line = list(first)
     for key, given in {**(settings or {}), **words}.items():
         several = key == "config" and isinstance(given, (list, tuple))
-        for value in given if several else [given]:
-            text = _plain(value)
-            if not isinstance(text, str):
-                text = yaml.safe_dump(text, default_flow_style=True, width=math.inf)
-                text = text.removesuffix("...\n").strip()
-            line.append(f"{key}={text}")
+        line += [as_word(key, _plain(value)) for value in (given if several else [given])]
     request = translate(line)
     if run is not None:
         request.rest = [str(run.folder if isinstance(run, RunResult) else run)]
@@ -302,16 +291,13 @@ def _request(
 
 
 def _plain(value: object) -> object:
-    """A value in plain types, as YAML and JSON have them; also in lists and dicts.
+    """A value in plain types, as JSON has them; also in lists and dicts.
 
     Numbers and arrays of NumPy and torch become numbers or lists; anything unknown becomes its text.
     """
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, (int, float, NoneType)):
-        return value
-    return str(value)
+
+    def without_type(other: Any) -> object:
+        """A value that JSON does not have as one that it may have."""
+        return other.tolist() if hasattr(other, "tolist") else str(other)
+
+    return json.loads(json.dumps(value, default=without_type))

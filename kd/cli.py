@@ -128,17 +128,17 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The command's exit status; 0 after the list, 2 for an unknown name, which a line on stderr names after the list.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = words[0] if words else ""
-    if name in commands():
-        return main(name, words[1:], whole_process=argv is None)
-    for command, line in commands().items():
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    known = commands()
+    if name in known:
+        return main(name, words, whole_process=argv is None)
+    for command, line in known.items():
         print(f"  kd {command:<9}{line}")
-    if name in ("", "-h", "--help"):
+    if name in ("-h", "--help"):
         return 0
     from kd.config.suggest import near
 
-    hint = near(name, commands()).replace("'", "'kd ", 1)
+    hint = near(name, known).replace("'", "'kd ", 1)
     print(f"kd: no command '{name}'{hint}", file=sys.stderr)
     return 2
 
@@ -159,6 +159,4 @@ def commands() -> dict[str, str]:
 
 
 if __name__ == "__main__":  # python -m kd.cli [COMMAND] ...; without one it is kd-train
-    if len(sys.argv) > 1 and sys.argv[1] in commands():
-        sys.exit(kd_main())
-    sys.exit(main("train"))
+    sys.exit(kd_main() if sys.argv[1:2] and sys.argv[1] in commands() else main("train"))

@@ -5,10 +5,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from inspect import signature
-from typing import TypeGuard
 
 from kd.errors import RunError, Stopped, UserError, UserErrorOfAll, plain, reason
 from kd.launch.child import (
@@ -24,7 +23,6 @@ from kd.machine import cache_dir, is_about_cache
 from kd.run.options import options_help, read_options
 from kd.run.request import translate
 from kd.run.streams import quiet_libraries, unbroken_output
-from kd.storage.shown import on_terminal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """A disk that is full, read-only, or takes no file of this size: status 1, as for a run that fails."""
@@ -66,8 +64,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     """Runs a command; the one place that turns errors into a line and an exit status.
 
     Args:
-        command: its name; ``run`` of its file takes the request, and ``options`` of the class ``OPTIONS`` unless it reads
-            these itself, and returns the status, None where only its help, or how it is called, can be shown.
+        command: its name.
         argv: its arguments.
         interrupted: as of :func:`run`.
 
@@ -83,56 +80,66 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     """
     try:
         with _told_apart(interrupted):
-            module = import_module(f"kd.commands.{command}")
-            request = translate(argv, getattr(module, "FLAGS", ()), command)
-            if "options" in signature(module.run).parameters:
-                options = read_options(module.OPTIONS, request)
-                status = None if options is None else module.run(request, options)
-            else:
-                status = module.run(request)
-        if status is not None:
-            return status
-        if argv and "help" not in request.flags:
-            raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
-        text = module.usage() if hasattr(module, "usage") else module.HELP
-        if hasattr(module, "OPTIONS"):
-            text = text.replace("{options}\n", options_help(module.OPTIONS))
-        print(text, end="")
-        return 0 if "help" in request.flags else 2
+            return _run(command, argv)
     except UserError as error:
-        if is_rank_zero() or isinstance(error, UserErrorOfAll):
-            message = str(error)
-            if trains_teacher():
-                message = with_outer_keys(message)
-            # a message may quote a name from a file
-            shown = "\n".join(map(on_terminal, message.split("\n")))
-            print(f"kd-{command}: {shown}", file=sys.stderr)
         tell_failure(str(error))
-        return 2
+        line, status = str(error), 2
+        if trains_teacher():
+            line = with_outer_keys(line)
+        if not (is_rank_zero() or isinstance(error, UserErrorOfAll)):
+            return status
     except Stopped as stop:
-        print(f"kd-{command}: {stop}; run the same command again to resume", file=sys.stderr)
-        return 128 + stop.signal_number
+        line, status = f"{stop}; run the same command again to resume", 128 + stop.signal_number
     except RunError as error:  # without a run's folder: Ray's node, a loader's shared memory
-        tell_failure(reason(error))
-        print(f"kd-{command}: {on_terminal(reason(error))}", file=sys.stderr)
-        return 1
+        line, status = reason(error), 1
+        tell_failure(line)
     except Exception as error:  # a run's own failures are reported in its folder, once it has one
-        is_of_disk = _is_of_disk(error)
+        is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
         if os.environ.get("KD_TRACEBACK") and not is_of_disk:
             raise
         tell_failure(plain(error))
-        print(f"kd-{command}: {_unforeseen(error)}", file=sys.stderr)
-        return 1 if is_of_disk else 2
+        line, status = _unforeseen(error), 1 if is_of_disk else 2
+    print(f"kd-{command}: {line}", file=sys.stderr)
+    return status
 
 
-def _is_of_disk(error: Exception) -> TypeGuard[OSError]:
-    """Whether the error is a disk that can't be written: full, over quota, read-only, or not for a file of this size."""
-    return isinstance(error, OSError) and error.errno in DISK_ERRORS
+def _run(command: str, argv: Sequence[str]) -> int:
+    """Runs a command, and prints its result, or its help; returns the exit status.
+
+    Args:
+        command: its name; ``run`` of its file takes the request, and ``options`` of the class ``OPTIONS`` unless it reads
+            these itself. It returns the status, a result to print (with ``--json`` as data), or None where only its help, or
+            how it is called, can be shown.
+        argv: its arguments.
+    """
+    module = import_module(f"kd.commands.{command}")
+    request = translate(argv, getattr(module, "FLAGS", ()), command)
+    as_json = "json" in request.flags
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        given: list[object] = [request]
+        if "options" in signature(module.run).parameters:
+            given.append(read_options(module.OPTIONS, request))
+        outcome = None if None in given else module.run(*given)
+    if isinstance(outcome, int):
+        return outcome
+    if outcome is not None:
+        from kd.report.terminal import print_result
+
+        print_result(outcome, as_json)
+        return 0
+    asked = "help" in request.flags
+    if argv and not asked:
+        raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
+    text = module.usage() if hasattr(module, "usage") else module.HELP
+    if hasattr(module, "OPTIONS"):
+        text = text.replace("{options}\n", options_help(module.OPTIONS))
+    print(text, end="")
+    return 0 if asked else 2
 
 
 def _unforeseen(error: Exception) -> str:
     """A line about an error that is no user's mistake: of the disk, of the cache folder, or one that nobody foresaw."""
-    if _is_of_disk(error):
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return f"{error.filename or 'a file'} can't be written: {error.strerror}"
     if is_about_cache(error):
         folder = cache_dir()

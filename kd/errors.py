@@ -138,17 +138,16 @@ def reason(error: BaseException) -> str:
 
     The first of these that fits: a RunError's or UserError's own line, also from a loader worker; a batch of one picture
     under BatchNorm (:data:`ONE_PICTURE`); a GPU without code (:data:`TOO_OLD`); a loader worker that found no shared memory
-    (:data:`NO_SHARED_MEMORY`), was killed or is gone; a lost connection; else the error's class and the first line of its
-    text (of an error in a loader worker the class and text from there), and what it was raised from.
+    (:data:`NO_SHARED_MEMORY`), was killed or is gone; a lost connection; the class and text of an error in a loader worker;
+    else :func:`plain`.
 
     Args:
         error: what ended the run. For the batch of one picture and a worker's end its :func:`causes` are searched too.
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
-    kind_and_text = f"{type(error).__name__}: {first}"
-    if "in DataLoader worker process" in first:  # its own traceback follows, then kind and message
-        kind_and_text = lines[-1]
+    of_worker = "in DataLoader worker process" in first
+    if of_worker:  # its own traceback follows, then kind and message
         first = re.sub(r"^kd\.errors\.\w+: ", "", lines[-1])
     if isinstance(error, RunError | UserError):
         return first
@@ -169,7 +168,7 @@ def reason(error: BaseException) -> str:
         if TIMED_OUT.search(first):
             what = "waited for another process for rank_timeout_s (stopped, or its machine is gone)"
         return f"{what}: {detail[:160]}"
-    return kind_and_text + raised_from(error, kind_and_text)
+    return first if of_worker else plain(error)
 
 
 def end_of_a_worker(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
+from kd.report.tables import Result
 from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
 from kd.run.needs import check_models
 from kd.run.options import take_options
@@ -17,12 +18,11 @@ from kd.storage.run_urls import names_run, run_at
 
 if TYPE_CHECKING:
     from kd.data.splits import Splits
-    from kd.run.measure import Evaluation
 
 HELP = """\
 kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
 
-  kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [data.key=value ...]
+  kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [data.key=value ...] [--json]
 
   MODEL              a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
                      several: side by side on the same pictures, with the differences in points
@@ -54,32 +54,13 @@ FILE_KEYS = (
 """Settings of ``model.teacher`` that say how a weights file is read."""
 
 
-def run(request: Request) -> int | None:
-    """Measures, prints and writes; returns the exit status, None to show the help.
-
-    What is printed depends on what was measured: what a backbone pays, features of students without a classifier, one
-    model, or several side by side.
-
-    Raises:
-        UserError: see :func:`evaluated`.
-    """
-    if "help" in request.flags or not request.rest:
-        return None
-    evaluation = evaluated(request)
-    from kd.data.sources import said
-    from kd.report.terminal import print_parts
-
-    print_parts(evaluation.shown)
-    for note in evaluation.notes:
-        print(note)
-    if evaluation.files:
-        files = ", ".join(str(file) for file in evaluation.files)
-        print(f"written to {files}{said(evaluation.results[0].get('left_out', {}))}")
-    return 0
+FLAGS = ("--json",)
+"""Options that take no value."""
 
 
-def evaluated(request: Request) -> "Evaluation":
-    """Measures the models of a command line; prints no table.
+def run(request: Request) -> Result | None:
+    """Measures the models of a command line: what a backbone pays, features of students without a classifier, one model,
+    or several side by side.
 
     The figures are written into each run's folder (``eval_<split>.json`` or ``eval_<folder>.json``, and by what is
     measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` and
@@ -89,12 +70,14 @@ def evaluated(request: Request) -> "Evaluation":
         request: its ``rest`` names the models; loses the command's own keys.
 
     Returns:
-        The figures of each model, the files and what else is to be printed.
+        The figures of each model, the files and what else is to be printed; None to show the help.
 
     Raises:
         UserError: no finished run or weights file, a key that an evaluation does not take, or pictures that can't be
             measured on or can't prove what is asked.
     """
+    if "help" in request.flags or not request.rest:
+        return None
     options = _options(request)
     from kd.run.measure import evaluate_models, evaluate_pays
 

@@ -1,11 +1,11 @@
 """``kd-export``: a run's student in a format that other programs run. Heavy imports wait until there is a run."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kd.errors import UserError
+from kd.report.tables import Result
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = """\
 kd-export: a run's student for other programs, compared with the student in torch before it is kept.
 
-  kd-export RUN_FOLDER to=FORMAT [int8=true] [out=FOLDER] [key=value ...]
+  kd-export RUN_FOLDER to=FORMAT [int8=true] [out=FOLDER] [key=value ...] [--json]
 
 {options}
   data.key=...       as for kd-train: data.source.root=DIR, ...
@@ -46,6 +46,8 @@ class ExportOptions(ExportSettings, CommandOptions):
 
 
 OPTIONS = ExportOptions
+FLAGS = ("--json",)
+"""Options that take no value."""
 
 
 def usage() -> str:
@@ -63,31 +65,13 @@ def _formats_that(ability: str) -> str:
     return ", ".join(formats_with(ability))
 
 
-def run(request: Request, options: ExportOptions) -> int:
-    """Exports a run's student (:func:`exported`) and prints the comparison.
-
-    Returns:
-        The exit status: 1 where the export differs too much and is not kept.
-    """
-    problem, comparison, out = exported(request, options)
-    from kd.report.evaluated import exports_parts
-    from kd.report.terminal import print_parts
-
-    print_parts(exports_parts({options.name: comparison}))
-    if problem:
-        print(f"kd-export: not kept: {problem}", file=sys.stderr)
-        return 1
-    print(f"written to {out}")
-    return 0
-
-
-def exported(request: Request, options: ExportOptions) -> tuple[str, dict[str, Any], Path]:
+def run(request: Request, options: ExportOptions) -> Result:
     """Exports a run's student and compares it with the student in torch.
 
     The comparison is written to ``export/export.json`` in the run, whether the export is kept or not.
 
     Returns:
-        Why the export is not kept ("": it is), the comparison, and the export's folder.
+        The comparison; with a problem where the export differs too much and is not kept.
 
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
@@ -110,9 +94,14 @@ def exported(request: Request, options: ExportOptions) -> tuple[str, dict[str, A
     _check_abilities(export_format, options)
     export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
     opened = open_run(str(folder), request)
+    from kd.report.evaluated import exports_parts
     from kd.ship.export.gate import export
 
-    return *export(opened, options, export_format, out, remember_made), out
+    problem, comparison = export(opened, options, export_format, out, remember_made)
+    parts = exports_parts({options.name: comparison})
+    if problem:
+        return Result(comparison, parts, problem=f"not kept: {problem}")
+    return Result(comparison, parts, files=[out])
 
 
 def _check_pictures(request: Request, int8: bool) -> None:

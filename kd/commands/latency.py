@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from kd.config.kinds import Range
+from kd.report.tables import Result, write_parts
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -18,7 +19,7 @@ from kd.storage.run_urls import finished_at
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
 
-  kd-latency RUN_FOLDER [runtime=torch,onnx,onnx_int8] [batch=1,8,64] [threads=1,2] [seconds=1]
+  kd-latency RUN_FOLDER [runtime=torch,onnx,onnx_int8] [batch=1,8,64] [threads=1,2] [seconds=1] [--json]
 
 {options}
 
@@ -49,13 +50,14 @@ class LatencyOptions(CommandOptions):
 OPTIONS = LatencyOptions
 
 
-def run(request: Request, options: LatencyOptions) -> int:
-    """Times a student, its exports and its teacher, prints the table and writes ``export/latency.json`` in the run.
+FLAGS = ("--json",)
+"""Options that take no value."""
+
+
+def run(request: Request, options: LatencyOptions) -> Result:
+    """Times a student, its exports and its teacher, and writes ``export/latency.json`` in the run.
 
     The run's ``report.html`` is written anew where there is one.
-
-    Returns:
-        The exit status.
 
     Raises:
         UserError: no finished run, a wrong key, or a ``runtime`` that the run has no export for.
@@ -65,8 +67,6 @@ def run(request: Request, options: LatencyOptions) -> int:
     from kd.report.html import write_report
     from kd.report.records import read_run
     from kd.report.rules import Explained
-    from kd.report.tables import write_parts
-    from kd.report.terminal import print_parts
 
     # ascending: the peak of memory is that of the batches so far
     batches = sorted({*options.batch})
@@ -80,16 +80,15 @@ def run(request: Request, options: LatencyOptions) -> int:
 
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
     latencies = measure_latency(opened, open_again, runtimes, batches, threads, options.seconds)
-    written = str(write_of_weights(opened.folder, LATENCY, latencies))
+    file = write_of_weights(opened.folder, LATENCY, latencies)
     table = replace(latency_table(latencies), note=unsteady(latencies["rows"]))
-    print_parts([table])
     write_parts(opened.folder, "latency", [table])
+    result = Result(latencies, [table], files=[file])
     page = opened.folder / "report.html"
     if page.is_file():
         write_report(Explained(read_run(opened.folder)), page)
-        written += f" and {page}"
-    print(f"written to {written}")
-    return 0
+        result.files.append(page)
+    return result
 
 
 def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:

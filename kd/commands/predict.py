@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.machine import choose_device
-from kd.run.needs import check_pictures
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -94,7 +93,6 @@ def predictions(request: Request, options: PredictOptions) -> "Predictions":
     """
     _check_both(request.rest)
     request.rest[0] = str(finished_at(request.rest[0], "config.yaml"))  # fetched once
-    check_pictures(request.rest[1:])
     from kd.ship.predict_words import answers_of, check_out, find_pictures
 
     folder = Path(request.rest[0])

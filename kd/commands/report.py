@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from kd.errors import UserError
 from kd.report.costs import Change
 from kd.report.prices import machines_of, price_of, read_prices
-from kd.report.records import is_run, not_a_run, read_run
+from kd.report.records import read_run
+from kd.report.tables import Result, sentences
 from kd.run.options import CommandOptions, names_of, take_options
 from kd.run.request import Request
-from kd.storage.run_urls import latest_hint, run_at
-from kd.storage.shown import on_terminal
+from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
     from kd.report.rules import Explained
@@ -59,17 +59,17 @@ class WhatIf(Change, CommandOptions):
             self.price = price_of(self.instances, table, "instances")
 
 
-FLAGS = ("--open", "--what-if", "--set")
+FLAGS = ("--open", "--what-if", "--set", "--json")
 """Options that take no value."""
 
 
-def run(request: Request) -> int | None:
-    """Writes the page of a run, or of several to compare, and prints its findings; or does what a flag asks for.
+def run(request: Request) -> Result | int | None:
+    """Writes the page of a run, or of several to compare, with its findings; or does what a flag asks for.
 
     The page goes into the run's folder, of several into the last one's; ``--open`` shows it in a browser.
 
     Returns:
-        The exit status, None to show the help.
+        What the page shows first; the exit status of ``--set``; None to show the help.
 
     Raises:
         UserError: no run's folder, a wrong word, or a page that can't be written.
@@ -78,68 +78,63 @@ def run(request: Request) -> int | None:
 
     if "help" in request.flags or not request.rest:
         return None
-    for flag, command in {"set": _set, "what-if": _what_if}.items():
-        if flag in request.flags:
-            return command(request)
+    if "set" in request.flags:
+        return _set(request)
+    if "what-if" in request.flags:
+        return _what_if(request)
     if request.overrides:
         raise UserError(
             "takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)"
         )
-    folders = [_seen_run(run_at(name)) for name in request.rest]
-    runs = [read_run(folder) for folder in folders]
-    for records in runs:
-        for note in records.notes:
-            print(f"kd-report: {records.folder}: {note}", file=sys.stderr)
+    explained = [Explained(read_run(run_at(name))) for name in request.rest]
+    for one in explained:
+        for note in one.run.notes:
+            print(f"kd-report: {one.run.folder}: {note}", file=sys.stderr)
+    folder = explained[-1].run.folder
     try:
-        file = _write_page([Explained(records) for records in runs], folders[-1])
+        result = _page(explained, folder)
     except OSError as error:
-        raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
-    print(f"written to {file}")
-    if "open" in request.flags and not webbrowser.open(file.resolve().as_uri()):
+        raise UserError(f"{folder}: the page can't be written: {error.strerror}") from error
+    if "open" in request.flags and not webbrowser.open(result.files[0].resolve().as_uri()):
         print("no browser was found to open it in", file=sys.stderr)
-    return 0
+    return result
 
 
-def _write_page(explained: "list[Explained]", folder: Path) -> Path:
-    """Writes the page of one run, or of several to compare, and prints its findings or the comparison.
+def _page(explained: "list[Explained]", folder: Path) -> Result:
+    """Writes the page of one run, or of several to compare.
 
     Args:
         explained: the runs, one at least, in the order of the command line.
-        folder: of the last one.
-
-    Returns:
-        The file in it: ``report.html`` of one run, ``comparison.html`` of several.
+        folder: of the last one; it gets ``report.html`` of one run, ``comparison.html`` of several.
     """
     from kd.report.comparison import comparison_tables, differences_in_words
     from kd.report.html import write_comparison, write_report
-    from kd.report.terminal import print_diagnosis, print_parts
+    from kd.report.terminal import diagnosis
 
-    if len(explained) == 1:
-        (of_one,) = explained
-        file = write_report(of_one, folder / "report.html")
-        findings = [asdict(finding) for finding in of_one.findings]
-        print_diagnosis(findings, of_one.verdict)
-        return file
-    file = write_comparison(explained, folder / "comparison.html")
-    for line in differences_in_words(explained):
-        print(on_terminal(line))
-    print_parts(comparison_tables([one.facts for one in explained]))
-    return file
+    if len(explained) > 1:
+        lines = differences_in_words(explained)
+        parts = [sentences("", lines), *comparison_tables([one.facts for one in explained])]
+        file = write_comparison(explained, folder / "comparison.html")
+        return Result([asdict(part) for part in parts], parts, files=[file])
+    (of_one,) = explained
+    content = {"verdict": of_one.verdict, "findings": [asdict(one) for one in of_one.findings]}
+    lines = diagnosis(content)
+    return Result(
+        content, [sentences("", lines)], files=[write_report(of_one, folder / "report.html")]
+    )
 
 
-def _what_if(request: Request) -> int:
-    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
+def _what_if(request: Request) -> Result:
+    """``--what-if RUN_FOLDER KEY=VALUE ...``: the time and cost of the run as it is, and with these changes."""
     from kd.report.costs import outlook_table
     from kd.report.facts import Facts
-    from kd.report.terminal import print_parts
 
     if len(request.rest) != 1 or not request.overrides:
         keys = ", ".join(f"{name}=" for name in names_of(WhatIf))
         raise UserError(f"--what-if takes one run's folder and changes: {keys}")
     change = take_options(WhatIf, request)
-    facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
-    print_parts([outlook_table(facts, change)])
-    return 0
+    table = outlook_table(Facts(read_run(run_at(request.rest[0]))), change)
+    return Result(asdict(table), [table])
 
 
 def _set(request: Request) -> int:
@@ -160,20 +155,3 @@ def _set(request: Request) -> int:
         raise UserError(f"--set takes words for the run: {WORDS}")
     print(f"written to {send(place, words)}; the run follows within seconds")
     return 0
-
-
-def _seen_run(folder: Path) -> Path:
-    """The folder, if a run has written to it; a page is put nowhere else.
-
-    Raises:
-        UserError: no such folder, or one of something else; the message names runs below it.
-    """
-    if not folder.is_dir():
-        raise UserError(f"run folder {folder} not found")
-    if not is_run(folder):
-        below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
-        hint = latest_hint(folder)
-        if below and not hint:
-            hint = f"; did you mean {below}?"
-        raise UserError(not_a_run(folder) + hint)
-    return folder

@@ -8,10 +8,12 @@ from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.scaling.measure import ScalingPlan, reading
 from kd.machine import cores
+from kd.report.tables import Result
 from kd.run.needs import check_present
 from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.settings import teachers_in
 from kd.storage.checkpoints import claim
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
@@ -20,6 +22,7 @@ HELP = """\
 kd-scale: how a recipe scales over processes here, and over more of them.
 
   kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp] [gpus=32]
+           [--json]
 
 {options}
 
@@ -44,10 +47,12 @@ class ScaleOptions(CommandOptions):
 
 
 OPTIONS = ScaleOptions
+FLAGS = ("--json",)
+"""Options that take no value."""
 
 
-def run(request: Request, options: ScaleOptions) -> int:
-    """Measures, predicts, prints the tables; returns the exit status.
+def run(request: Request, options: ScaleOptions) -> Result:
+    """Measures, predicts, and writes ``scale.json``.
 
     A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
 
@@ -83,8 +88,8 @@ def run(request: Request, options: ScaleOptions) -> int:
     return _measure(config, plan, wanted)
 
 
-def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
-    """Runs all cases, predicts, writes ``scale.json`` and prints its tables; returns the exit status.
+def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> Result:
+    """Runs all cases, predicts and writes ``scale.json``.
 
     Args:
         config: all settings of the recipe.
@@ -96,14 +101,10 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
     """
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.results import content, tables
-    from kd.report.terminal import print_parts
 
     # what all short runs have in common: no cache, one precision, no start that takes longer than the run
     model = config["model"]
-    if model.get("teacher"):
-        plan.items.append("model.teacher.cache=off")
-    for name in model.get("teachers") or {}:
-        plan.items.append(f"model.teachers.{name}.cache=off")
+    plan.items += [f"{key}.cache=off" for key in teachers_in(model)]
     if not config["trainer"]["precision"]:
         precision, _ = choose_precision(str(config["trainer"]["accelerator"]))
         plan.items.append(f"trainer.precision={precision}")
@@ -125,9 +126,7 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
     scale = content(config["recipe"], measured, wanted)
     file = plan.folder / "scale.json"
     write_json(file, scale)
-    print_parts(tables(scale))
-    print(f"written to {file}")
-    return 0
+    return Result(scale, tables(scale), files=[file])
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:

@@ -143,8 +143,10 @@ def _model(request: Request, int8: bool) -> Path:
         words = ["to=onnx", f"int8={str(int8).lower()}", *request.overrides]
         to_export = replace(request, rest=[str(place)], overrides=words)
         options = read_options(export.ExportOptions, to_export)
-        if options is None or export.run(to_export, options):
-            raise UserError(f"{place}: its export was not kept, see above")
+        assert options is not None, "one word, and no --help"
+        problem = export.run(to_export, options).problem
+        if problem:
+            raise UserError(f"{place}: its export was {problem}")
         file = export_at(place, name, on_stderr)
         assert file is not None, "it was kept"
     return file

@@ -71,14 +71,14 @@ FLAGS = (
 """Options that take no value."""
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     """Trains, or prints what a flag asks for (``--list``, ``--keys``, ``--print_config``, ...).
 
     Each process of a job that a launcher started runs it, with the same command line. In containers that SageMaker starts it
     also serves (the word "serve"), and on machines of a job that prepare data it does that.
 
     Returns:
-        The exit status.
+        The exit status; None to show the help.
 
     Raises:
         UserError: a mistake in the command line or the settings.
@@ -95,9 +95,12 @@ def run(request: Request) -> int:
     _as_lightning_cli(request)
     if request.rest:
         raise _unknown_word(request.rest[0])
-    if ASKS & request.flags or not (request.recipe or request.resume):
-        print(_information(request), end="")
-        return 0 if ASKS & request.flags else 2
+    information = _information(request)
+    if information:
+        print(information, end="")
+        return 0
+    if "help" in request.flags or not (request.recipe or request.resume):
+        return None
     if "print_config" in request.flags:
         _join_cluster(request)
         resumed_by(request)
@@ -286,23 +289,27 @@ def _unknown_word(word: str) -> UserError:
 
 
 def _information(request: Request) -> str:
-    """The text that ``--version``, ``--list``, ``--keys`` or ``--help`` prints; without a flag that of ``--help``.
+    """The text that ``--version``, ``--list``, ``--keys`` or ``--help GROUP`` prints; "" without such a flag.
 
     ``request.about`` is what follows the flag: what to list, a part of keys' names, a group of settings; "": all.
     """
+    about = request.about
     if "version" in request.flags:
         import kd
 
         return f"kd {kd.__version__}\n"
     if "list" in request.flags:
-        return list_of_kind(request.about)
-    if "keys" in request.flags or request.about:
-        if "keys" in request.flags:
-            part = request.about
-        else:
-            part = f"{request.about}."
-            for one in classes():
-                if request.about in one.names:
-                    return keys.keys_listed(dict(one.arguments), "")
-        return keys.keys_listed({**keys.schema(), **request.class_keys()}, part)
+        return list_of_kind(about)
+    if "keys" in request.flags:
+        return keys.keys_listed({**keys.schema(), **request.class_keys()}, about)
+    if not about:
+        return ""
+    for one in classes():
+        if about in one.names:
+            return keys.keys_listed(dict(one.arguments), "")
+    return keys.keys_listed({**keys.schema(), **request.class_keys()}, f"{about}.")
+
+
+def usage() -> str:
+    """The help of ``kd-train``, with the recipes; :mod:`kd.command_line` prints it in place of ``HELP``."""
     return HELP.format(recipes=files_listed("recipes", "recipe="))

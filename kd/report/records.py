@@ -430,13 +430,6 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in WRITTEN)
 
 
-def not_a_run(folder: Path) -> str:
-    """The message for a folder that is no run's."""
-    return (
-        f"{folder} is no run's folder: it has no config.yaml, summary.json, metrics.csv or records"
-    )
-
-
 def read_results(folder: Path) -> RunRecords:
     """A run's settings, summary and metrics, without its records, which are large.
 
@@ -458,11 +451,18 @@ def read_run(folder: str | Path) -> RunRecords:
         folder: of the run.
 
     Raises:
-        UserError: it is no run's folder.
+        UserError: it is no run's folder; the message names runs below it.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"run folder {folder} not found")
     if not is_run(folder):
-        raise UserError(not_a_run(folder))
+        below = [
+            file.parent for level in ("*", "*/*") for file in folder.glob(f"{level}/config.yaml")
+        ]
+        hint = f"; did you mean {', '.join(map(str, sorted(below)[-3:]))}?" if below else ""
+        lacks = "it has no config.yaml, summary.json, metrics.csv or records"
+        raise UserError(f"{folder} is no run's folder: {lacks}{hint}")
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)

@@ -5,9 +5,9 @@ print the same parts. What a command has measured of a run's student is kept in 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -91,6 +91,22 @@ Parts = list[Part]
 PARTS: TypeAdapter[Parts] = TypeAdapter(
     list[Annotated[Table | Chart | Gallery, Field(discriminator="kind")]]
 )
+
+
+@dataclass
+class Result:
+    """What a command has found: the terminal prints the tables, ``--json`` the content, a notebook shows both."""
+
+    content: Any
+    """Figures, as JSON has them."""
+    parts: Sequence[Part] = ()
+    """The same for people."""
+    notes: list[str] = field(default_factory=list)
+    """Lines below the tables."""
+    files: list[Path] = field(default_factory=list)
+    """Where it was written to."""
+    problem: str = ""
+    """Why the command has failed all the same: its status is 1."""
 
 
 def sentences(title: str, lines: Sequence[str], note: str = "") -> Table:

@@ -1,5 +1,6 @@
 """What the terminal shows: parts of results, and a run's end."""
 
+import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,16 +10,33 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from kd.errors import RunError
 from kd.report.evaluated import run_table
 from kd.report.metric import counted
-from kd.report.tables import Part, Table, is_text, text_of_cell
+from kd.report.tables import Part, Result, Table, is_text, sentences, text_of_cell
 from kd.storage.elsewhere import Json
 from kd.storage.shown import on_terminal
 
-WIDTH_OF_A_FILE = 120
+WIDTH_OF_A_FILE = 160
 """Columns of a table that is not printed to a terminal."""
 MOST_ROWS = 5
 """Of a table that the page folds; other tables are printed whole."""
+
+
+def print_result(result: Result, as_json: bool) -> None:
+    """Prints what a command has found and where it was written to; the content alone where JSON is wanted.
+
+    Raises:
+        RunError: the command has failed all the same.
+    """
+    if as_json:
+        print(json.dumps(result.content, indent=2))
+    else:
+        print_parts([*result.parts, sentences("", result.notes)])
+        if result.files:
+            print(f"written to {', '.join(map(str, result.files))}")
+    if result.problem:
+        raise RunError(result.problem)
 
 
 def print_parts(parts: Iterable[Part]) -> None:
@@ -52,7 +70,6 @@ def print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     left: Sequence[str],
-    width: int = WIDTH_OF_A_FILE,
 ) -> None:
     """Prints a table; cells that are too long are folded.
 
@@ -61,8 +78,8 @@ def print_table(
         columns: names.
         rows: cells as text.
         left: columns that hold text; all others are aligned to the right.
-        width: characters of a line where the output is no terminal.
     """
+    width = WIDTH_OF_A_FILE
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     table = RichTable(title=title and on_terminal(title))
@@ -96,7 +113,7 @@ def print_summary(summary: Json, folder: Path, of_teacher: bool = False) -> None
     print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")
     if "headline" in summary:
         print(on_terminal(summary["headline"]))
-    print_diagnosis(summary.get("findings", []), summary.get("verdict"))
+    print_parts([sentences("", diagnosis(summary))])
     if of_teacher:
         return
     exported = f"student.safetensors holds {held}"
@@ -133,15 +150,13 @@ def next_steps(summary: Json, folder: Path) -> list[str]:
     return ["next:", *(f"  {command}  # {what}" for command, what in commands.items())]
 
 
-def print_diagnosis(findings: list[dict[str, str]], verdict: Json | None) -> None:
-    """Prints what went wrong in a run, a line for each rule that fired, and last what limits its speed.
+def diagnosis(summary: Json) -> list[str]:
+    """What went wrong in a run, a line for each rule that fired, and last what limits its speed.
 
     Args:
-        findings: ``rule``, ``text`` and ``lever`` of each, as in ``summary.json``.
-        verdict: of :attr:`kd.report.rules.Explained.verdict`; None: the run has none.
+        summary: with ``verdict`` and ``findings``, each with ``rule``, ``text`` and ``lever``, as in ``summary.json``.
     """
-    for finding in findings:
-        line = "{rule}: {text}; {lever}".format(**finding)
-        print(on_terminal(line))
-    if verdict is not None:
-        print(on_terminal(f"{verdict['text']} (report.html)"))
+    lines = ["{rule}: {text}; {lever}".format(**finding) for finding in summary.get("findings", [])]
+    if summary.get("verdict"):
+        lines.append(f"{summary['verdict']['text']} (report.html)")
+    return lines

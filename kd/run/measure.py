@@ -3,8 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kd.callbacks.fidelity import write_fidelity
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import classes_below, identity, printable
+from kd.data.sources import classes_below, identity, printable, said
 from kd.errors import UserError
 from kd.machine import choose_device
 from kd.models import Prepare, TeacherSpec, count_parameters
@@ -20,7 +20,6 @@ from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
-from kd.proof.paired import PairedCounts
 from kd.report.evaluated import (
     cascade_parts,
     certificate_table,
@@ -28,7 +27,7 @@ from kd.report.evaluated import (
     evaluation_parts,
     pays_parts,
 )
-from kd.report.tables import Parts, write_parts
+from kd.report.tables import Parts, Result, write_parts
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of
 from kd.run.certify import (
@@ -68,55 +67,44 @@ OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 
 
-@dataclass
-class Evaluation:
-    """What an evaluation has found."""
+def _written(
+    results: list[Json],
+    runs: Sequence[Path | None],
+    options: EvalOptions,
+    notes: Iterable[str] = (),
+) -> Result:
+    """Writes the figures into each run's folder, certificates also as tables of page and card, and all to
+    ``options.out`` where that is JSON; a table is written by the caller, its file is among the result's all the same.
 
-    results: list[Json]
-    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` those of its starts."""
-    files: list[Path]
-    """Files that the figures were written to."""
-    pairs: list[PairedCounts] = field(default_factory=list)
-    """For each model but the first: on how many pictures the first alone is right, and on how many it alone; [] for tasks
-    whose answers are not names of classes."""
-    notes: list[str] = field(default_factory=list)
-    """Lines below the table, each once: what the sources have noted."""
-    parts: Parts = field(default_factory=list)
-    """A cascade, disputed labels or a backbone's starts."""
+    Args:
+        results: of each model.
+        runs: folder of each; None for a bare weights file, which has none.
+        options: of the command.
+        notes: of the sources; each is printed once.
 
-    @property
-    def shown(self) -> Parts:
-        """All tables, as they are printed."""
-        return evaluation_parts(self.results, self.pairs, self.parts)
-
-    @classmethod
-    def written(
-        cls, results: list[Json], runs: Sequence[Path | None], options: EvalOptions
-    ) -> "Evaluation":
-        """Writes the figures into each run's folder, certificates also as tables of page and card, and all to
-        ``options.out`` where that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
-
-        Args:
-            results: of each model.
-            runs: folder of each; None for a bare weights file, which has none.
-            options: of the command.
-        """
-        files = []
-        for result, run in zip(results, runs, strict=True):
-            if run is None:
-                continue
-            files.append(write_of_weights(run, options.file, result))
-            certificate = result.get("certificate")
-            if certificate:
-                pictures = options.file.removesuffix(".json").removeprefix(EVALUATION)
-                table = certificate_table(certificate, certificate["pictures_of"])
-                write_parts(run, f"certificate_{pictures}", [table])
-        if options.out is not None:
-            files.append(options.out)
-            if options.out.suffix == ".json":
-                content = results[0] if len(results) == 1 else results
-                options.out.write_text(json.dumps(content, indent=2) + "\n")
-        return cls(results, files)
+    Returns:
+        The result, which the caller gives its tables: the content of ``eval_*.json`` (:func:`measure`), with ``pays=``
+        the figures of its starts; of several models a list.
+    """
+    content = results[0] if len(results) == 1 else results
+    result = Result(content, notes=[*dict.fromkeys(notes)])
+    for figures, run in zip(results, runs, strict=True):
+        if run is None:
+            continue
+        result.files.append(write_of_weights(run, options.file, figures))
+        certificate = figures.get("certificate")
+        if certificate:
+            pictures = options.file.removesuffix(".json").removeprefix(EVALUATION)
+            table = certificate_table(certificate, certificate["pictures_of"])
+            write_parts(run, f"certificate_{pictures}", [table])
+    if options.out is not None:
+        result.files.append(options.out)
+        if options.out.suffix == ".json":
+            options.out.write_text(json.dumps(content, indent=2) + "\n")
+    left_out = said(results[0].get("left_out", {}))
+    if left_out:
+        result.notes.append(left_out.removeprefix("; "))
+    return result
 
 
 def subjects(request: Request, options: EvalOptions) -> list[Subject]:
@@ -265,12 +253,11 @@ def _data(
     return data
 
 
-def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
-    """Measures all models of a command line on the same pictures, and writes the results.
+def evaluate_models(request: Request, options: EvalOptions) -> Result:
+    """Measures all models of a command line on the same pictures, and writes the figures.
 
     Returns:
-        With a result for each word of the command line, in their order. ``kd.evaluate`` returns the first; ``kd-eval``
-        prints features where the first has ``rankme`` (students without a classifier), else accuracies.
+        As of :func:`_written`, a model for each word of the command line, in their order.
 
     Raises:
         UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table; pictures or
@@ -304,20 +291,21 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
         results.append(measure(subject, options, taken, own_data))
     parts = _add_proofs(results, measured, listeners, options, cautions)
     runs = [subject.run for subject in measured]
-    evaluation = Evaluation.written(results, runs, options)
-    evaluation.parts = parts
+    notes = [note for subject in measured for note in subject.data.source.notes]
+    result = _written(results, runs, options, notes)
     if options.disputed and first.run is not None:
-        evaluation.files.append(first.run / DISPUTED_LABELS)
+        result.files.append(first.run / DISPUTED_LABELS)
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
+    # for each model but the first: on how many pictures the first alone is right, and on how many it alone
+    pairs = []
     if answers and answers[0].are_names:
-        evaluation.pairs = [answers[0].beside(other) for other in answers[1:]]
-    notes = [note for subject in measured for note in subject.data.source.notes]
-    evaluation.notes = [*dict.fromkeys(notes)]
-    return evaluation
+        pairs = [answers[0].beside(other) for other in answers[1:]]
+    result.parts = evaluation_parts(results, pairs, parts)
+    return result
 
 
-def evaluate_pays(request: Request, options: EvalOptions) -> Evaluation:
+def evaluate_pays(request: Request, options: EvalOptions) -> Result:
     """Measures whether a run's backbone pays, and writes the figures.
 
     Raises:
@@ -325,10 +313,11 @@ def evaluate_pays(request: Request, options: EvalOptions) -> Evaluation:
     """
     figures = measure_pays(request, options)
     run = Path(figures["run"])
-    evaluation = Evaluation.written([figures], [run], options)
-    evaluation.parts = pays_parts(figures["probe"])
-    write_parts(run, "pays", evaluation.parts)
-    return evaluation
+    result = _written([figures], [run], options)
+    parts = pays_parts(figures["probe"])
+    write_parts(run, "pays", parts)
+    result.parts = evaluation_parts([figures], [], parts)
+    return result
 
 
 def _find_answers(subject: Subject, options: EvalOptions) -> None:
@@ -535,7 +524,7 @@ def _gives_features(word: str) -> bool:
     return file.is_file() and student_metadata_in(file).gives_features
 
 
-def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
+def _evaluate_features(request: Request, options: EvalOptions) -> Result:
     """Measures runs without classifiers by their features: ranks, and accuracies by labelled pictures where given.
 
     Raises:
@@ -561,9 +550,9 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
         results.append(_features_of_run(opened, options))
         notes += opened.data.source.notes
     runs = [Path(result["run"]) for result in results]
-    evaluation = Evaluation.written(results, runs, options)
-    evaluation.notes = [*dict.fromkeys(notes)]
-    return evaluation
+    result = _written(results, runs, options, notes)
+    result.parts = evaluation_parts(results, [], [])
+    return result
 
 
 def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:

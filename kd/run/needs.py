@@ -15,7 +15,6 @@ from kd.launch.cluster import recognise_launcher
 from kd.run.resolve import class_nodes
 from kd.run.trust import is_here, no_module
 from kd.settings import teachers_in
-from kd.storage.elsewhere import matching
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, names_run
 from kd.storage.weights_files import weights_file
@@ -262,17 +261,3 @@ def check_models(words: Sequence[str]) -> None:
             finished_at(word, "config.yaml")
         else:
             weights_file(Path(word), "weights")
-
-
-def check_pictures(words: Sequence[str]) -> None:
-    """Refuses words that name no file, folder or pattern of files on this disk.
-
-    Raises:
-        UserError: names the word.
-    """
-    for word in words:
-        if is_url(word):
-            allowed = "files, folders, patterns or lists on this disk"
-            raise UserError(f"pictures must be {allowed}, got {word}")
-        if not Path(word).exists() and not matching(word):
-            raise UserError(f"no pictures: {word}")

@@ -45,6 +45,8 @@ class CommandOptions(Checked):
     """What the command line may have beside them."""
     WORDS: ClassVar[tuple[int, int]] = (0, 0)
     """Fewest and most words that are no ``key=value``; a command of none needs a recipe."""
+    HINT: ClassVar[str] = "recipes recipe=NAME"
+    """Of a command without words: what there is beside ``key=value``, for the message about a word."""
     given: frozenset[str] = field(default=frozenset(), kw_only=True)
     """The names of those that were given."""
 
@@ -110,12 +112,15 @@ def read_options(group: type[Group], request: Request) -> Group | None:
     """The options of a command line as of :func:`take_options`; None where its help is to be shown: it asks for it, or
     lacks the recipe or the words that the command needs.
     """
-    fewest, most = group.WORDS
-    enough = fewest <= len(request.rest) <= most if most else request.recipe is not None
-    if "help" in request.flags or not enough:
+    if "help" in request.flags:
         return None
-    refuse_words(request, most)
-    return take_options(group, request)
+    fewest, most = group.WORDS
+    if most:
+        enough = fewest <= len(request.rest) <= most
+    else:
+        refuse_words(request, group.HINT)
+        enough = request.recipe is not None
+    return take_options(group, request) if enough else None
 
 
 def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
@@ -183,19 +188,12 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
         raise UserError(f"no key '{key}'{remedy}")
 
 
-def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:
-    """Refuses words of a command line that are no settings, of a command that takes at most so many.
-
-    Args:
-        request: the command line.
-        most: how many words the command takes (a run's folder is one).
-        hint: what the command's words look like, beside ``key=value``.
-
-    Raises:
-        UserError: the first word too many.
+def refuse_words(request: Request, hint: str = CommandOptions.HINT) -> None:
+    """Raises a UserError for the first word of a command line that is no setting; ``hint`` as of
+    :attr:`CommandOptions.HINT`.
     """
-    if len(request.rest) > most:
-        raise UserError(f"what is '{request.rest[most]}'? Settings are key=value, {hint}")
+    for word in request.rest:
+        raise UserError(f"what is '{word}'? Settings are key=value, {hint}")
 
 
 def options_help(group: type[CommandOptions], base: type[CommandOptions] = CommandOptions) -> str:

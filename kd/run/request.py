@@ -4,12 +4,14 @@ A *recipe* is a YAML file of settings; an *overlay* (``config=NAME``) is another
 word ``KEY=VALUE``; a *flag* takes no value (:data:`FLAGS`). ``rest`` holds all other words: runs, files, pictures.
 """
 
-import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from kd.config.kinds import Key, read
 from kd.config.suggest import as_question, suggest, why_needless
@@ -363,12 +365,12 @@ def as_word(key: str, value: object) -> str:
 
     >>> as_word("optim.lr", 1e-5), as_word("data.size", [1, 2]), as_word("a", "B")
     ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
+
+    Args:
+        key: of a setting.
+        value: a text, which is read as on a command line, or plain values.
     """
     if isinstance(value, str):
         return f"{key}={value}"
-    if not isinstance(value, float):
-        return f"{key}={json.dumps(value)}"
-    mantissa, e, exponent = repr(value).partition("e")
-    if e and "." not in mantissa:  # YAML takes 1e-05 for a text, and 1.0e-05 for a number
-        mantissa += ".0"
-    return f"{key}={mantissa}{e}{exponent}"
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, sort_keys=False)
+    return f"{key}={text.removesuffix('...' + chr(10)).strip()}"

@@ -8,6 +8,7 @@ from kd.data.info import LISTS
 from kd.data.sources import pictures_below, pictures_in_list
 from kd.errors import UserError
 from kd.storage.elsewhere import matching
+from kd.storage.objects import is_url
 from kd.storage.student_metadata import student_metadata_in
 
 TABLES = (".csv", ".jsonl")
@@ -50,8 +51,11 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
         source: the run's ``data.source``; how its lists are read counts for the lists among ``words`` too.
 
     Raises:
-        UserError: a word that names no file, or a folder without pictures.
+        UserError: a word that names no file on this disk, or a folder without pictures.
     """
+    for word in filter(is_url, words):
+        allowed = "files, folders, patterns or lists on this disk"
+        raise UserError(f"pictures must be {allowed}, got {word}")
     unique: dict[str, None] = {}
     for word in words:
         if Path(word).is_dir():

@@ -97,7 +97,10 @@ def test_runs_are_read_from_python(tmp_path: Path) -> None:
     run = kd.read_run(str(write_run(tmp_path / "run")))
     assert run.steps[0][0]["p"]["teacher"] > 0 and run.samples["0-host"][0]["mem"] == 40.0
     names = r"config\.yaml, summary\.json, metrics\.csv or records"
-    with refuses(rf"nowhere is no run's folder: it has no {names}$"):
+    (tmp_path / "empty").mkdir()
+    with refuses(rf"empty is no run's folder: it has no {names}$"):
+        kd.read_run(tmp_path / "empty")
+    with refuses("run folder .*nowhere not found"):
         kd.read_run(tmp_path / "nowhere")
 
 

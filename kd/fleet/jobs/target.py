@@ -13,7 +13,7 @@ from kd.fleet.jobs.job import Job, JobOptions
 
 
 class Target(Protocol):
-    """A place that runs jobs: the class in a file of ``places/``, whose name is the place's."""
+    """A place that runs jobs: ``TARGET`` of a file in ``places/``, whose name is the place's."""
 
     options: type[JobOptions]
     """What it is given."""

@@ -51,7 +51,7 @@ class SizeOptions(Conditions, Budget):
     """What ``kd-size`` is given beside the settings of a run."""
 
     OTHERS = "run"
-    WORDS = (0, 1)
+    HINT = "kd-latency RUN times a trained student"
     candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
     """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
 

@@ -24,6 +24,7 @@ from kd.cli import main
 from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
+from kd.report.tables import Result
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
@@ -255,7 +256,7 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Request, Any]] = []
-    monkeypatch.setattr("kd.commands.export.run", lambda *given: made.append(given))
+    monkeypatch.setattr("kd.commands.export.run", lambda *given: made.append(given) or Result({}))
     found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
     monkeypatch.setattr("kd.commands.serve.export_at", lambda *_: next(found_exports))
     (tmp_path / "student.safetensors").touch()

@@ -325,3 +325,6 @@ def _channel(name: str, url: str) -> dict[str, Any]:
     }
     source = {"FileSystemDataSource": mounted}
     return {"ChannelName": name, "DataSource": source, "InputMode": "File"}
+
+
+TARGET = SageMaker()

@@ -142,3 +142,6 @@ def _mounts(job: Job) -> dict[str, object]:
         place = f"{FILES}/{name}"
         mounts[place] = str(path.absolute())
     return mounts
+
+
+TARGET = SkyPilot()

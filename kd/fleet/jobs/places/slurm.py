@@ -167,3 +167,6 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
+
+
+TARGET = Slurm()

@@ -104,3 +104,6 @@ def _is_here(host: str) -> bool:
             return True
     except OSError:
         return False
+
+
+TARGET = Torchrun()
