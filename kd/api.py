@@ -25,6 +25,7 @@ from kd.run.request import Request, as_word, translate
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
 from kd.ship.predict import row_cells
+from kd.storage.elsewhere import json_of
 
 
 class Figures(dict[str, Any]):
@@ -300,4 +301,4 @@ def _plain(value: object) -> object:
         """A value that JSON does not have as one that it may have."""
         return other.tolist() if hasattr(other, "tolist") else str(other)
 
-    return json.loads(json.dumps(value, default=without_type))
+    return json_of(json.dumps(value, default=without_type))

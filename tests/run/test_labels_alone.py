@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import card_main, train_main
-from kd.report.evaluated import with_interval
+from kd.report.tables import Table
 from kd.run.eval_options import EvalOptions
 from kd.run.measure import evaluate_models
 from kd.run.request import translate
@@ -67,9 +67,16 @@ def test_the_difference_is_that_of_the_better_one_by_picture(compared: Path) -> 
         scores[folder] = mapping_of(folder / "summary.json")["student"]["best_val"]["acc1"]
     better = max(scores, key=lambda folder: scores[folder])
     request = translate([str(better), str(compared)])
-    (counts,) = evaluate_models(request, EvalOptions(split="val")).pairs
-    numbers = [100 * counts.gap[end] for end in ("difference", "low", "high")]
-    assert first_line(compared).startswith(f"{with_interval(*numbers)} over labels alone")
+    parts = evaluate_models(request, EvalOptions(split="val")).parts
+    (said,) = [
+        row[0]
+        for part in parts
+        if isinstance(part, Table)
+        for row in part.rows
+        if "alone is right" in f"{row[0]}"
+    ]
+    gap, _, _ = first_line(compared).partition(" over labels alone")
+    assert f": {gap}, paired" in f"{said}"
 
 
 def test_headline_page_and_card_have_it(compared: Path) -> None:
