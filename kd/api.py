@@ -258,10 +258,13 @@ def size(
         Stopped: a signal came while the recipe's teacher was trained first.
     """
     request = _request(settings, words, [f"recipe={recipe}"])
-    sizes = size_command.run(request, take_options(size_command.OPTIONS, request)).content
+    options = take_options(size_command.OPTIONS, request)
+    sizes = size_command.run(request, options).content
     candidates = sizes["candidates"]
-    chosen = [candidate for candidate in candidates if candidate["name"] == sizes["choice"]]
-    return candidates, chosen[0] if chosen else None
+    for candidate in candidates:
+        if candidate["name"] == sizes["choice"]:
+            return candidates, candidate
+    return candidates, None
 
 
 def _request(

@@ -188,10 +188,14 @@ def _table_of_cache(entries: list[Entry], free: list[Entry]) -> Table:
     rows: list[list[Cell]] = []
     for name, part in PARTS.items():
         sizes = [entry.size for entry in entries if entry.part == name]
-        if sizes:
-            old = [entry for entry in free if entry.part == name and not _days_left(entry.used)]
-            goes = f"{len(old)} of {len(sizes)}" if part.may_go else "no"
-            rows.append([name, len(sizes), _megabytes(sum(sizes)), part.content, goes, part.loss])
+        if not sizes:
+            continue
+        days = [_days_left(entry.used) for entry in free if entry.part == name]
+        goes = "no"
+        if part.may_go:
+            goes = f"{days.count(0)} of {len(sizes)}"
+        size = _megabytes(sum(sizes))
+        rows.append([name, len(sizes), size, part.content, goes, part.loss])
     columns = ["part", "entries", "MB", "content", "delete now", "what its loss costs"]
     size = _megabytes(sum(entry.size for entry in entries))
     note = f"cache: {cache_dir()}, {size} MB (KD_CACHE; kd-runs clean lists what may go)"
