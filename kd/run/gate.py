@@ -107,7 +107,7 @@ def vouched(own: Iterable[Mapping[Any, Any]], words: Sequence[str], all_own: boo
         beyond_list = one is not None and not given.keys() <= set(one.fields)
         if name and (beyond_list or not name.startswith("kd.")):
             names.append(name)
-    return Trust(dict.fromkeys(names), None, words)
+    return Trust([*dict.fromkeys(names)], words=words)
 
 
 def _problems_of_classes(tree: Tree, trusted: list[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from kd.run.trust import is_here, no_module
 from kd.settings import teachers_in
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, names_run
-from kd.storage.weights_files import weights_file
+from kd.storage.weights_files import refuse_text, weights_file
 
 if TYPE_CHECKING:
     from kd.data.splits import Splits
@@ -244,7 +244,9 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     if not resumed:
         places["model.student.checkpoint"] = model["student"]["checkpoint"]
     for key, place in places.items():
-        if place and not Path(place).is_file() and not is_url(place):
+        if place and Path(place).is_file():
+            refuse_text(Path(place), key)
+        elif place and not is_url(place):
             weights_file(Path(place), key)
 
 

@@ -434,7 +434,7 @@ class _Merge:
             return {"class_path": path, "init_args": dict(given)}
         known = {}
         others = {}
-        takes_any = is_trusted(one.name, self.trusted or NOTHING)
+        takes_any = self.trusted is not None and is_trusted(one.name, self.trusted.names)
         for name, inner in given.items():
             if name in one.arguments:
                 known[name] = inner

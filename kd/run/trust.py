@@ -11,12 +11,12 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from kd.config import parts as listed
 from kd.config.parts import Listed
@@ -31,36 +31,24 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """A value that may name a class: a word (``SGD``), or words with dots between."""
 
 
-class Trust(tuple[str, ...]):
-    """What the user trusts in one file: names of classes and packages, or :data:`ALL`.
+@dataclass(frozen=True)
+class Trust:
+    """What the user trusts in one file.
 
     It belongs to that file. Nothing that reads a model, a task or a class of a file can be called without it, and it is
     made of what the user has typed: :func:`kd.run.gate.vouched` for the settings, :meth:`of` for each other file.
-
-    Attributes:
-        file: the file that it belongs to; None: the settings, of all files and words together.
-        words: ``trust=MODULE`` and ``--trust`` as they were typed; a child process gets these.
     """
 
-    file: Path | None
-    words: tuple[str, ...]
-
-    def __new__(
-        cls, names: Iterable[str] = (), file: Path | None = None, words: Iterable[str] = ()
-    ) -> "Trust":
-        """Takes the names, with the other two as of the class."""
-        trust = super().__new__(cls, names)
-        trust.file = file
-        trust.words = tuple(words)
-        return trust
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """For pickle: another process opens the same file."""
-        return tuple(self), self.file, self.words
+    names: Sequence[str] = ()
+    """Names of classes and packages, or :data:`ALL`."""
+    file: Path | None = None
+    """The file that it belongs to; None: the settings, of all files and words together."""
+    words: Sequence[str] = ()
+    """``trust=MODULE`` and ``--trust`` as they were typed; a child process gets these."""
 
     def of(self, file: Path) -> "Trust":
         """The trust in another file: the names that the user has typed, and all names only where he typed ``--trust``."""
-        names = [ALL] if "--trust" in self.words else [name for name in self if name != ALL]
+        names = [ALL] if "--trust" in self.words else [name for name in self.names if name != ALL]
         return Trust(names, file, self.words)
 
 
@@ -82,7 +70,7 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
             Whatever else a user's module raises as it is imported is raised as it is.
     """
     one = listed.listed_class(name, kind)
-    if one is None and not is_trusted(name, trusted):
+    if one is None and not is_trusted(name, trusted.names):
         raise UserError(f"{key} {refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
     try:  # a short name that is not listed (of a student's file) may be of kd's own sources alone
@@ -97,7 +85,7 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
         classes = [other for other, value in vars(imported).items() if isinstance(value, type)]
         raise UserError(f"{key}: {listed.no_class(kind, name, classes)}")
     if one is None:
-        _check_home(named, name, key, trusted)
+        _check_home(named, name, key, trusted.names)
     return named
 
 
@@ -178,7 +166,7 @@ def trusted_class(name: str, trusted: Trust) -> type | None:
     Raises:
         UserError: it can't be imported, or builds no model.
     """
-    is_users = any(other == ALL or _below(name, other) for other in trusted)
+    is_users = any(other == ALL or _below(name, other) for other in trusted.names)
     if not name or name.startswith("kd.") or not is_users:
         return None
     named = class_named(name, "", "trust", trusted)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from kd.errors import UserError
 
@@ -52,6 +51,9 @@ def check_dataset(path: str, key: str) -> None:
     why = why_unreachable()
     if why:
         raise UserError(f"{key}: {path}: no folder of this name, and {why}; {REMEDIES}")
+    # its own client comes along, which takes a tenth of a second
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
     try:
         huggingface_hub.HfApi().dataset_info(path, timeout=WAIT_S)
     except (RepositoryNotFoundError, HFValidationError) as error:

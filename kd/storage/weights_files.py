@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from kd.errors import UserError, first_line
 from kd.storage.checkpoints import run_folder
-from kd.storage.elsewhere import LARGEST_STUDENT, regular
+from kd.storage.elsewhere import LARGEST_STUDENT, LARGEST_WEIGHTS, open_regular, regular
 from kd.storage.objects import fetched, url_of_run
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
@@ -46,6 +46,21 @@ def weights_file(path: Path, key: str) -> Path:
     if is_name and key.endswith(".checkpoint") and not Path(path.parts[0]).exists():
         hint = f"; a model of the hub: {key.removesuffix('.checkpoint')}={path}"
     raise UserError(f"{key}: {candidates[0]} not found{hint}")
+
+
+def refuse_text(file: Path, key: str) -> None:
+    """Refuses text in the place of weights, for which torch need not be imported.
+
+    Args:
+        file: the file.
+        key: the configuration key that named it, for the message.
+
+    Raises:
+        UserError: the file's beginning has no byte 0, as that of each format of weights has.
+    """
+    with open_regular(file, LARGEST_WEIGHTS) as opened:
+        if b"\0" not in opened.read(4096):
+            raise UserError(f"{key}: {file} is not a readable checkpoint: torch has not saved it")
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -95,9 +95,9 @@ def test_trust_in_the_settings_is_not_trust_in_a_file(tmp_path: Path) -> None:
     typed, all_ = ([{"model.student.builder": "mine.Net"}], []), ([], ["--trust"])
     for (overrides, words), expected in ((typed, ["mine.Net"]), (all_, [ALL])):
         settings = vouched(overrides, words, all_own=True)
-        assert ALL in settings and settings.file is None
+        assert ALL in settings.names and settings.file is None
         of_file = pickle.loads(pickle.dumps(settings.of(file)))
-        assert (of_file.file, [*of_file], of_file.words) == (file, expected, tuple(words))
+        assert (of_file.file, of_file.names, of_file.words) == (file, expected, words)
     with pytest.raises(AssertionError):
         student_in(settings)
 

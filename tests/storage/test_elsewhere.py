@@ -96,7 +96,7 @@ def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
         with refuses(r"trainer\.callbacks"):
             built(part("callback"), callbacks, "trainer.callbacks", trusted)
         with refuses(r"x.yaml: trainer\.callbacks"):
-            check_foreign(Path("x.yaml"), [config], trusted)
+            check_foreign(Path("x.yaml"), [config], trusted.names)
     # at a place of plain values nothing is built, whoever is trusted
     assert built(dict, callbacks[0], "optim.kwargs", Trust(["*"])) == callbacks[0]
     assert not evil.exists() and "evil_code" not in sys.modules
