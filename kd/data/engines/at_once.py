@@ -250,13 +250,20 @@ def _shares(mixes: Sequence[Mix], shape: torch.Size) -> Tensor:
 
 def _mixed(levels: Tensor, shares_PK: Tensor) -> Tensor:
     """Mixup and cutmix of the neighbours 2k and 2k + 1; a last picture without a partner stays. Whole levels."""
-    share, rows, columns = shares_PK.split([1, *levels.shape[2:]], dim=1)
-    shares_PHW = torch.addcmul(share[:, :, None], rows[:, :, None], columns[:, None, :], value=-1)
-    even = 2 * len(share)
-    pairs_P23HW = levels[:even].view(-1, 2, *levels.shape[1:])
-    mixed = torch.lerp(pairs_P23HW.flip(1), pairs_P23HW, shares_PHW[:, None, None])
-    whole = mixed.round_().view(-1, *levels.shape[1:])
-    return whole if even == len(levels) else torch.cat([whole, levels[even:]])
+    count, *shape = levels.shape
+    share, rows, columns = shares_PK.split([1, *shape[1:]], dim=1)
+    share_P11 = share[:, :, None]
+    rows_PH1 = rows[:, :, None]
+    columns_P1W = columns[:, None, :]
+    shares_PHW = torch.addcmul(share_P11, rows_PH1, columns_P1W, value=-1)
+    even = count // 2 * 2
+    pairs_P23HW = levels[:even].view(-1, 2, *shape)
+    partners_P23HW = pairs_P23HW.flip(1)
+    mixed = torch.lerp(partners_P23HW, pairs_P23HW, shares_PHW[:, None, None])
+    whole = mixed.round_().view(even, *shape)
+    if even == count:
+        return whole
+    return torch.cat([whole, levels[even:]])
 
 
 KINDS: dict[type, type[BatchChange]] = {
