@@ -170,7 +170,8 @@ class Preemption(Closing):
     def interruption(self, error: BaseException) -> Preempted | None:
         """An error as an interruption, if it is one or a loader worker's death after a signal; else None.
 
-        The run's status in ``summary.json`` and the exit status depend on it.
+        The run's status in ``summary.json`` and the exit status depend on it. For a worker's death nothing is saved: the
+        checkpoint is the last one, which may not be there yet.
         """
         if isinstance(error, Preempted):
             return error

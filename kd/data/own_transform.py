@@ -147,7 +147,7 @@ def described(value: object, depth: int = 8, modules: set[str] | None = None) ->
     That may name an address: then no cache of an earlier run is found, and never one of other views.
 
     Args:
-        value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
+        value: a transform or a sampler: its class path, and its attributes (Albumentations: its ``to_dict``). Of a
             function also its line, its defaults and the values that it carries; what it does is in its file
             (:func:`code_of`).
         depth: how many levels of values in values are described.

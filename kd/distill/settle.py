@@ -27,7 +27,7 @@ def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int],
     Called before the first step of a run that does not resume, when the student has its first weights and the teacher is
     on its device: in the first process alone, whose tensors the caller sends to all; or in every process, where the
     teacher's weights are shared out (:func:`kd.module.start.settle_once`). The teacher runs on all pictures, an inherited
-    student too; of another one only the size of its maps is read, which the first 64 show.
+    student too; any other student on the first 64 alone, for the size of its maps.
 
     Args:
         student: of the run; where its losses need neither it is left alone.

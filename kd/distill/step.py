@@ -137,7 +137,7 @@ class Distillation(nn.Module):
             task.settle(len(info.classes), info.ignore_index)
             average = moving_average(model, ema_decay)
             own_input = input_of(model, "the student", prepare)
-            take_students_floats(run_teacher, own_input)
+            let_teachers_renormalise(run_teacher, own_input)
             learner = Student(
                 model, own_input, objective, info, run_teacher, average, as_optim(optim)
             )
@@ -289,8 +289,8 @@ def usual_losses(task: Task) -> dict[str, DistillLoss]:
     return {}
 
 
-def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
-    """Float pictures are normalised for the student: teachers whose mean and std are known renormalise them.
+def let_teachers_renormalise(teacher: RunTeacher | None, prepare: Prepare) -> None:
+    """Lets teachers whose mean and std are known renormalise float pictures, which come normalised for the student.
 
     Args:
         teacher: changed in place: of each such member ``prepare``, which is copied first.

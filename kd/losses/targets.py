@@ -72,7 +72,8 @@ class Standardizer(KnownOnHost, Float32):
     def forward(self, features: Tensor) -> Tensor:
         """Standardises features ``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least.
 
-        In training it first adds the batch to its statistics, until they are complete; with several processes all call it.
+        In training alone it first adds the batch to its statistics, until they are complete; with several processes all
+        call it. The result has no gradient.
         """
         is_map = features.ndim == 4
         x = wide(features.detach())
@@ -103,7 +104,10 @@ class Standardizer(KnownOnHost, Float32):
 
     @torch.compiler.disable
     def _follow(self, x: Tensor) -> None:
-        """Takes in ``(M, C)`` rows while statistics are wanted; outside compiled graphs, as a count changes here."""
+        """Takes in ``(M, C)`` rows in training, while statistics are wanted; in evaluation reads their count alone.
+
+        It is outside compiled graphs, as a count changes here.
+        """
         if self.known is None:
             self.known = int(self.batches)
         if self.training and not self._is_complete:

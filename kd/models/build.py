@@ -39,14 +39,16 @@ def build_model(
 ) -> nn.Module:
     """Builds a model of timm, or of the user's builder, on the CPU, and loads its weights.
 
-    It is tried by a forward of one picture (:func:`_check_forward`).
+    It is tried by a forward of one picture (:func:`_check_forward`). Whether its classifier is new, without trained weights,
+    :func:`kd.models.loading.has_new_classifier` tells afterwards.
 
     Args:
         spec: what to build; completed from its checkpoint before (:func:`completed`).
         num_classes: outputs of its classifier; 0 for a model without one.
         key: the configuration key of ``spec`` (``model.teacher``), named in errors.
         classes: names of the model's classes, compared with the checkpoint's where it has them.
-        head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
+        head: the weights must hold a classifier too, a builder's and timm's as well, for as many classes (a teacher's must;
+            a student may bring a backbone alone).
         dense: a classifier for every pixel on top of the timm model (:class:`kd.models.segmenter.DenseModel`).
 
     Raises:

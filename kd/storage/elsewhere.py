@@ -225,8 +225,8 @@ def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
 
 
 def packed_record(file: str | Path | IO[bytes]) -> str:
-    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size. Or where records
-    overlap: the same bytes would be read for each.
+    """What is wrong with a zip archive that may unpack to more than its own size: a record is compressed (torch writes none,
+    but unpacks any size), or records overlap (the same bytes are read for each).
 
     Args:
         file: its path, or the open file, which is not at its beginning afterwards.
@@ -368,7 +368,7 @@ def _folders_below(folder: str) -> Iterator[str]:
 
 
 def plain_name(name: str, where: str) -> str:
-    """The name of a run's folder, as a file or a bucket says it.
+    """A name from elsewhere that leads out of no folder: of a run's folder, of a file of weights in an index.
 
     Args:
         name: from elsewhere; returned where it fits :data:`NAME`, which allows nothing that leads out of a folder.
@@ -379,7 +379,7 @@ def plain_name(name: str, where: str) -> str:
     """
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{where}: must name a run's folder (letters, digits, . + - _), got '{name[:80]}'"
+            f"{where}: must be a plain name (letters, digits, . + - _), got '{name[:80]}'"
         )
     return name
 

@@ -66,7 +66,7 @@ class Mirror:
 
         Raises:
             FileExistsError: it is taken.
-            OSError: the store can't be written.
+            OSError: the store can't be read or written.
         """
         path = f"{self.root}/{recipe}/{name}"
         if tried(lambda: self.files.find(path), f"{self.url} can't be read"):

@@ -132,7 +132,7 @@ class AnswerStore:
         self._files: dict[int, int] = {}  # descriptors by view
         try:
             if kind.published:
-                self._read_only()
+                self._open_published()
             else:
                 self._begin()
         except OSError as error:
@@ -142,8 +142,12 @@ class AnswerStore:
         # checksums of the records that were found whole, by view and picture; 0: not yet
         self._checksums = np.zeros((self.views, samples), dtype="<u4")
 
-    def _read_only(self) -> None:
-        """Reads the fingerprint of a published store and compares it; opens its files."""
+    def _open_published(self) -> None:
+        """Opens a published store: compares its fingerprint, takes over its number of views where none is asked for.
+
+        Raises:
+            UserError: another fingerprint, a store that is not whole, or fewer views than asked for.
+        """
         place = self.kind.place
         text = fingerprint_text(place, self._key)
         there = compare_fingerprints(text, self.kind.parts, place, self._key).get("views")

@@ -281,7 +281,7 @@ def _announce(teacher: RunTeacher, name: str, kinds: Sequence[Kind], layout: Lay
     Args:
         teacher: the live one.
         name: of several teachers; "" for a single one.
-        kinds: of its answers, and the pixels.
+        kinds: of its answers; last the views' pixels, where they are stored.
         layout: how many pictures there are.
     """
     views = teacher.spec.cache_views

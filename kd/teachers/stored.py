@@ -173,10 +173,12 @@ class StoredAnswers(RunTeacher):
         return self
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits of the pictures of a batch without views, float32 ``(N, C)``; padding gets picture 0's.
+        """Logits, float32 ``(N, C)``, for a batch that names no ``view``, of the split last attached (:meth:`attach`);
+        padding gets picture 0's.
 
         Raises:
-            UserError: the batch has no pictures' numbers (a loader of one's own), or an answer is damaged.
+            UserError: the batch has no pictures' numbers (a loader of one's own), nothing is attached, or an answer is
+                damaged.
         """
         if "index" not in batch or self._store is None:
             raise UserError(

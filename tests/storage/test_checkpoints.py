@@ -87,7 +87,7 @@ def no_space() -> None:
 @pytest.mark.parametrize("content", [b"\xff\xfe0", b"../other", b""])
 def test_a_latest_that_names_no_folder_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "latest").write_bytes(content)
-    with refuses("must name a run's folder"):
+    with refuses("must be a plain name"):
         run_folder(tmp_path / "latest")
 
 

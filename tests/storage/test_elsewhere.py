@@ -412,10 +412,10 @@ def test_latest_of_elsewhere_names_no_path(copied: Path, refused: Command) -> No
     ):
         latest.unlink(missing_ok=True)
         make()
-        assert "must name a run's folder" in refused(
+        assert "must be a plain name" in refused(
             "train", [f"resume={latest}", "trainer.max_epochs=2"]
         )
-        assert "must name a run's folder" in refused("eval", [str(latest)])
+        assert "must be a plain name" in refused("eval", [str(latest)])
     assert (sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()) == before
 
 
@@ -430,7 +430,7 @@ def test_a_bucket_writes_below_the_cache_alone(
     recipe = copied.parent.as_uri()
     for name in ("../../victim", "..", ".hidden", "a/b", "/etc"):
         (copied.parent / "latest").write_text(name)
-        assert "must name a run's folder" in refused("train", [f"resume={recipe}/latest"])
+        assert "must be a plain name" in refused("train", [f"resume={recipe}/latest"])
     from kd.storage.elsewhere import inside
 
     (tmp_path / "cache" / "x").mkdir(parents=True, exist_ok=True)
