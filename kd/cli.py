@@ -1,20 +1,20 @@
 """The entry points: ``kd-NAME``, or ``kd NAME``, runs ``kd/commands/NAME.py``; ``pyproject.toml`` lists them.
 
-Ctrl-C ends a command here, at any moment from its first line on: nothing but the standard library is imported before.
+Ctrl-C ends a command here, at any moment from its first line on: nothing but the standard library and the commands' names is
+imported before.
 """
 
 import gc
 import os
-import re
 import signal
 import sys
 from _thread import interrupt_main
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from types import FrameType
+
+from kd.commands import COMMANDS
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT."""
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Callable[..., int]:
         AttributeError: no such command.
     """
     command = name.removesuffix("_main")
-    if command == name or find_spec(f"kd.commands.{command}") is None:
+    if command == name or command not in COMMANDS:
         raise AttributeError(f"module 'kd.cli' has no attribute '{name}'")
     return partial(main, command)
 
@@ -129,34 +129,18 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
         The command's exit status; 0 after the list, 2 for an unknown name, which a line on stderr names after the list.
     """
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    known = commands()
-    if name in known:
+    if name in COMMANDS:
         return main(name, words, whole_process=argv is None)
-    for command, line in known.items():
+    for command, line in COMMANDS.items():
         print(f"  kd {command:<9}{line}")
     if name in ("-h", "--help"):
         return 0
     from kd.config.suggest import near
 
-    hint = near(name, known).replace("'", "'kd ", 1)
+    hint = near(name, COMMANDS).replace("'", "'kd ", 1)
     print(f"kd: no command '{name}'{hint}", file=sys.stderr)
     return 2
 
 
-def commands() -> dict[str, str]:
-    """Each command's name with the first line of its help, less ``kd-NAME: ``, the trainer first; read as text from
-    ``kd/commands/NAME.py``.
-
-    So each of these files begins its ``HELP`` with ``kd-NAME: ``.
-    """
-    files = Path(__file__).with_name("commands").glob("[a-z]*.py")
-    first_lines = {}
-    for file in sorted(files, key=lambda file: (file.stem != "train", file)):
-        first_line = rf'^HELP = """\\\nkd-{file.stem}: (.*)'  # read as text: no command is imported
-        (text,) = re.findall(first_line, file.read_text(encoding="utf-8"), re.MULTILINE)
-        first_lines[file.stem] = text
-    return first_lines
-
-
 if __name__ == "__main__":  # python -m kd.cli [COMMAND] ...; without one it is kd-train
-    sys.exit(kd_main() if sys.argv[1:2] and sys.argv[1] in commands() else main("train"))
+    sys.exit(kd_main() if sys.argv[1:2] and sys.argv[1] in COMMANDS else main("train"))

@@ -9,6 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from inspect import signature
 
+from kd.commands import COMMANDS
 from kd.errors import RunError, Stopped, UserError, UserErrorOfAll, plain, reason
 from kd.launch.child import (
     end_with_parent,
@@ -133,7 +134,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     text = module.usage() if hasattr(module, "usage") else module.HELP
     if hasattr(module, "OPTIONS"):
         text = text.replace("{options}\n", options_help(module.OPTIONS))
-    print(text, end="")
+    print(f"kd-{command}: {COMMANDS[command]}\n\n{text}", end="")
     return 0 if asked else 2
 
 
@@ -151,13 +152,12 @@ def _unforeseen(error: Exception) -> str:
         return (
             f"torch and torchvision are of two builds: install both from one index ({plain(error)})"
         )
+    if isinstance(error, PermissionError):
+        return plain(error)
     return f"{plain(error)} (KD_TRACEBACK=1 shows where)"
 
 
 def _usage(help_text: str) -> str:
-    """The first line of a command's help that begins with two blanks and ``kd-``, without its comment and what is in
-    brackets: the words that the command needs.
-    """
-    line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
-    example = re.split(r"  +", line.strip())[0]
+    """The first line of a command's help, without its comment and what is in brackets: the words that the command needs."""
+    example = re.split(r"  +|\n", help_text.strip())[0]
     return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())

@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 Kind = TypeVar("Kind", bound=BaseException)
@@ -116,16 +115,8 @@ def needs_extra(extra: str) -> str:
 
 
 def pip_install(package: str) -> str:
-    """The command that installs a package for this Python: ``pip`` alone may belong to another Python.
-
-    A Python below the working folder is shown by its path from there.
-    """
-    python = Path(sys.executable)
-    here = Path.cwd()
-    shown = python
-    if python.is_relative_to(here):
-        shown = python.relative_to(here)
-    return f"{shlex.quote(str(shown))} -m pip install {package}"
+    """The command that installs a package for this Python: ``pip`` alone may belong to another Python."""
+    return f"{shlex.quote(sys.executable)} -m pip install {package}"
 
 
 def first_line(error: BaseException) -> str:

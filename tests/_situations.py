@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save
 import kd
 from kd import cli
 from kd.api import RunResult
+from kd.commands import COMMANDS
 from kd.errors import RunError, UserError
 from kd.storage.weights_files import read_metadata
 from tests._files import read_yaml, write_json, write_yaml
@@ -603,7 +604,7 @@ def python_doors() -> dict[str, Callable[[list[str]], int]]:
 def doors() -> dict[str, Callable[[list[str]], int]]:
     """All commands, and all that Python offers."""
     commands: dict[str, Callable[[list[str]], int]] = {}
-    for name in cli.commands():
+    for name in COMMANDS:
         for more in WORDS.get(name, [[]]):
             commands[" ".join([name, *more[:1]])] = lambda words, n=name, m=more: cli.main(
                 n, [*m, *words]

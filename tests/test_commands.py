@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import commands, main
+from kd.cli import main
+from kd.commands import COMMANDS
 from tests._helpers import ROOT
 
 LOADING = 42
@@ -45,7 +46,7 @@ WORDS = {
 """What is typed after each command; a new command needs a line here."""
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_first_line_comes_before_anything_that_takes_seconds(
     name: str, finished: Path, recipe: Path, pictures: Path, tmp_path: Path
 ) -> None:

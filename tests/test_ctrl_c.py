@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import CtrlC, commands, main
+from kd.cli import CtrlC, main
+from kd.commands import COMMANDS
 from tests._helpers import ROOT
 
 START = """
@@ -57,7 +58,7 @@ def ended(code: str) -> tuple[int, str]:
         ("export", "numpy"),
         *(
             pytest.param(command, module, marks=pytest.mark.slow)
-            for command in commands()
+            for command in COMMANDS
             for module in ("kd.errors", "yaml", "torch._C", "pytorch_lightning", "timm")
         ),
     ],

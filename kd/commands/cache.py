@@ -10,8 +10,6 @@ from kd.run.run import Run
 from kd.settings import AskSettings, teachers_in
 
 HELP = """\
-kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
-
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
   kd-cache recipe=NAME from=FILE_OR_ADDRESS [from.budget=N ...]
   kd-cache --describe FOLDER_OR_URL [recipe=NAME ...]

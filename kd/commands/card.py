@@ -11,8 +11,6 @@ from kd.storage.run_urls import finished_at
 from kd.storage.writing import write_text
 
 HELP = """\
-kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.
-
   kd-card RUN_FOLDER [license=NAME] [teacher_license=NAME] [data_license=NAME] [out=FILE]
 
 {options}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kd.data.splits import Splits
 
 HELP = """\
-kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
-
   kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [data.key=value ...] [--json]
 
   MODEL              a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
@@ -103,8 +101,6 @@ def _options(request: Request) -> EvalOptions:
         for item in of_files:
             raise UserError(f"{_group_of(item)}: can't be given together with pays=")
         check_models(request.rest)
-        if not (is_url(options.pays) or Path(options.pays).expanduser().is_dir()):
-            raise UserError(f"pays: folder {options.pays} not found")
         from kd.run.pictures import list_to_compare
 
         list_to_compare(options.pays)
@@ -119,9 +115,6 @@ def _options(request: Request) -> EvalOptions:
     check_models(request.rest)
     if options.classifier_key:
         _check_classes(request.rest, options.classifier_key)
-    folder = options.folder
-    if folder and not (is_url(folder) or Path(folder).is_dir()):
-        raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
     _check_pictures(request, options)
     return options
 
@@ -176,7 +169,7 @@ def _check_pictures(request: Request, options: EvalOptions) -> None:
             that its pictures are not listed again.
         options: name the pictures; get the split that certifies where none is named, and the cautions.
     """
-    from kd.run.pictures import list_folder, list_splits, source_key
+    from kd.run.pictures import list_folder, list_once
 
     if options.folder:
         list_folder(options.folder)
@@ -189,11 +182,8 @@ def _check_pictures(request: Request, options: EvalOptions) -> None:
             teachers = teachers_in(config["model"]) if run else {}
             _check_teachers(teachers, options.classifier_key, request.rest[0])
         split = options.split or ("train" if options.disputed else "val")
-        splits = list_splits(config, [split])
-        if splits is None:
-            continue
-        request.listed[source_key(config)] = splits.source
-        if options.proves:
+        splits = list_once(request, config, [split])
+        if splits is not None and options.proves:
             _check_proof(splits, run, options)
 
 

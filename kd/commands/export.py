@@ -8,6 +8,7 @@ from kd.errors import UserError
 from kd.report.tables import Result
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
+from kd.run.pictures import list_once
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from kd.ship.export.base import Format
 
 HELP = """\
-kd-export: a run's student for other programs, compared with the student in torch before it is kept.
-
   kd-export RUN_FOLDER to=FORMAT [int8=true] [out=FOLDER] [key=value ...] [--json]
 
 {options}
@@ -58,13 +57,6 @@ def usage() -> str:
     return f"{HELP}\nFormats:\n{''.join(lines)}"
 
 
-def _formats_that(ability: str) -> str:
-    """The formats with an ability, for a message."""
-    from kd.ship.export.base import formats_with
-
-    return ", ".join(formats_with(ability))
-
-
 def run(request: Request, options: ExportOptions) -> Result:
     """Exports a run's student and compares it with the student in torch.
 
@@ -89,7 +81,8 @@ def run(request: Request, options: ExportOptions) -> Result:
         out = folder / EXPORT / options.name
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: {out} exists already and is not an empty folder")
-    _check_pictures(request, options.int8)
+    config, _ = Run.settings(folder / "config.yaml", request)
+    list_once(request, config, ["val", "train"] if options.int8 else ["val"])
     export_format = find_format(options.to)
     _check_abilities(export_format, options)
     export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
@@ -104,29 +97,14 @@ def run(request: Request, options: ExportOptions) -> Result:
     return Result(comparison, parts, files=[out])
 
 
-def _check_pictures(request: Request, int8: bool) -> None:
-    """Refuses pictures that an export can't be compared on, as far as a list of them shows it, before torch is loaded.
-
-    Args:
-        request: names the run, and settings that are changed; keeps the source in ``listed``, so that its pictures are not
-            listed again.
-        int8: the export is calibrated on training pictures.
-    """
-    from kd.run.pictures import list_splits, source_key
-
-    config, _ = Run.settings(Path(request.rest[0]) / "config.yaml", request)
-    splits = list_splits(config, ["val", "train"] if int8 else ["val"])
-    if splits is not None:
-        request.listed[source_key(config)] = splits.source
-
-
 def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
     """Raises a UserError where a format lacks what was requested."""
-    name = options.to
-    if options.int8 and not export_format.quantises:
-        raise UserError(f"int8: to={name} has no int8 (to={_formats_that('quantises')} have)")
-    if options.fp16 and not export_format.halves:
-        raise UserError(f"fp16: to={name} has no FP16 (to={_formats_that('halves')} have)")
+    from kd.ship.export.base import formats_with
+
+    for key, ability, what in (("int8", "quantises", "int8"), ("fp16", "halves", "FP16")):
+        if getattr(options, key) and not getattr(export_format, ability):
+            able = ", ".join(formats_with(ability))
+            raise UserError(f"{key}: to={options.to} has no {what} (to={able} have)")
 
 
 def _check_bound(gives_features: bool, options: ExportOptions) -> None:

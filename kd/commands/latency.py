@@ -17,8 +17,6 @@ from kd.storage.of_weights import LATENCY, write_of_weights
 from kd.storage.run_urls import finished_at
 
 HELP = """\
-kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
-
   kd-latency RUN_FOLDER [runtime=torch,onnx,onnx_int8] [batch=1,8,64] [threads=1,2] [seconds=1] [--json]
 
 {options}

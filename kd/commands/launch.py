@@ -16,8 +16,6 @@ from kd.run.request import Request
 PLACES = sorted(file.stem for file in Path(places.__file__).parent.glob("[a-z]*.py"))
 """The places: the files of ``kd/fleet/jobs/places``."""
 HELP = """\
-kd-launch: sends a run to other machines.
-
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch sagemaker job=NAME        waits for a job's end and fetches its run's folder
   kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [--dry-run]

@@ -8,8 +8,6 @@ from kd.run.request import Request
 from kd.run.run import Run
 
 HELP = """\
-kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
-
   kd-pack recipe=NAME out=FOLDER_OR_URL [short_side=PIXELS] [data.source.key=value ...]
 
 {options}

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kd.ship.predict import Predictions
 
 HELP = """\
-kd-predict: a run's student on pictures: labels, masks or features.
-
   kd-predict RUN_FOLDER PICTURES... [out=FILE_OR_FOLDER] [top=5] [device=cpu]
 
   PICTURES           files, folders (with all below), patterns such as 'photos/*.jpg', lists of pictures (test.csv; read

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kd.report.rules import Explained
 
 HELP = """\
-kd-report: what limits a run, as one page.
-
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run trains, or after it failed
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one; also
@@ -90,27 +88,19 @@ def run(request: Request) -> Result | int | None:
     for one in explained:
         for note in one.run.notes:
             print(f"kd-report: {one.run.folder}: {note}", file=sys.stderr)
-    folder = explained[-1].run.folder
-    try:
-        result = _page(explained, folder)
-    except OSError as error:
-        raise UserError(f"{folder}: the page can't be written: {error.strerror}") from error
+    result = _page(explained)
     if "open" in request.flags and not webbrowser.open(result.files[0].resolve().as_uri()):
         print("no browser was found to open it in", file=sys.stderr)
     return result
 
 
-def _page(explained: "list[Explained]", folder: Path) -> Result:
-    """Writes the page of one run, or of several to compare.
-
-    Args:
-        explained: the runs, one at least, in the order of the command line.
-        folder: of the last one; it gets ``report.html`` of one run, ``comparison.html`` of several.
-    """
+def _page(explained: "list[Explained]") -> Result:
+    """Writes the page of one run, or of several to compare, into the folder of the last one."""
     from kd.report.comparison import comparison_tables, differences_in_words
     from kd.report.html import write_comparison, write_report
     from kd.report.terminal import diagnosis
 
+    folder = explained[-1].run.folder
     if len(explained) > 1:
         lines = differences_in_words(explained)
         parts = [sentences("", lines), *comparison_tables([one.facts for one in explained])]

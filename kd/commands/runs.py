@@ -24,8 +24,6 @@ from kd.storage.elsewhere import mapping_in, mapping_of, number_in, text_in
 from kd.storage.writing import remove
 
 HELP = """\
-kd-runs: the runs in a folder, the newest first, and the cache; what may be deleted.
-
   kd-runs [RUNS_DIR] [--json]                    default: runs; --json: the runs alone
   kd-runs clean [RUNS_DIR] [older=DAYS]          what would be deleted, one line each; deletes nothing
   kd-runs clean [RUNS_DIR] [older=DAYS] --yes    deletes it

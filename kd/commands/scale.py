@@ -19,8 +19,6 @@ from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
 
 HELP = """\
-kd-scale: how a recipe scales over processes here, and over more of them.
-
   kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp] [gpus=32]
            [--json]
 
@@ -69,16 +67,9 @@ def run(request: Request, options: ScaleOptions) -> Result:
     config = run.config
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
-    overlays = [f"config={overlay}" for overlay in request.overlays]
     from kd.run.train_first import train_teacher_if_missing
 
-    items = [
-        f"recipe={request.recipe}",
-        *overlays,
-        *request.overrides,
-        *run.trusted.words,
-        *train_teacher_if_missing(run),
-    ]
+    items = [*request.named(), *train_teacher_if_missing(run)]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-scale")
     folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")
     threads = max(1, cores() // processes[-1])

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kd.ship.finished import FinishedRun
 
 HELP = """\
-kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Runtime inside).
-
   kd-serve RUN_FOLDER [int8=true] [teacher=true] [key=value ...]
   kd-serve EXPORT     an export's folder, or its model.onnx
 

@@ -1,5 +1,7 @@
 """``kd-size``: which student for a latency budget, before training. Heavy imports wait until the line is checked."""
 
+from dataclasses import replace
+
 from kd.errors import UserError
 from kd.fleet.sizing.plan import SizeOptions, check_plan
 from kd.report.tables import Result
@@ -10,8 +12,6 @@ from kd.run.run import Run
 from kd.storage.checkpoints import claim
 
 HELP = """\
-kd-size: the most accurate student for a latency budget, before training.
-
   kd-size recipe=NAME [config=OVERLAY ...] [key=value ...] [latency_ms=3] [mb=20] [params_m=6] [--json]
 
 {options}
@@ -52,7 +52,6 @@ def run(request: Request, options: SizeOptions) -> Result:
     folder = write_sizes(sizes, claim(search.folder))
     result = Result(sizes, [sizes_table(sizes)], files=[folder])
     if sizes["choice"]:
-        overlays = [f"config={overlay}" for overlay in (*request.overlays, folder / STUDENT)]
-        words = [f"recipe={request.recipe}", *overlays, *request.overrides]
+        words = replace(request, overlays=[*request.overlays, str(folder / STUDENT)]).named()
         result.notes.append(f"kd-train {' '.join(words)}")
     return result

@@ -31,8 +31,6 @@ OTHER_COMMANDS = {
 }
 """Words of LightningCLI that other commands stand for."""
 HELP = """\
-kd-train: trains a small, fast student from a big vision model.
-
   kd-train recipe=NAME [config=OVERLAY ...] [key=value ...]
   kd-train resume=RUN_FOLDER [key=value ...]
 
@@ -148,10 +146,8 @@ def to_train(request: Request) -> Run:
     """
     cluster = _join_cluster(request)
     machines = request.value_of("trainer.num_nodes") or ""
-    if cluster is None or cluster.num_nodes == 1:
-        together = machines.isdecimal() and int(machines) > 1
-    else:
-        together = True
+    together = machines.isdecimal() and int(machines) > 1
+    together = together or (cluster is not None and cluster.num_nodes > 1)
     resumed = resumed_by(request, together)
     run = Run.of(request)
     request.check_read(run.config)

@@ -1,16 +1,12 @@
 """``kd-tune``: searches for a better run."""
 
-import errno
 from dataclasses import replace
 
-from kd.errors import UserError
 from kd.fleet.tuning.plan import TuneOptions, plan
 from kd.run.options import refuse_words
 from kd.run.request import Request
 
 HELP = """\
-kd-tune: searches for a better run: learning rate, losses, temperature, views, whatever has a key.
-
   kd-tune recipe=NAME [config=OVERLAY ...] [key=value ...] search.KEY=SPACE ... trials=N
 
   search.KEY=SPACE   [a, b, c] a choice, 1..8 integers, 0.1..0.9 numbers, log:1e-5..1e-3 numbers on a log scale;
@@ -45,11 +41,4 @@ def run(request: Request) -> int | None:
     search_plan = plan(request)
     from kd.fleet.tuning.confirm import search_and_confirm
 
-    try:
-        return search_and_confirm(search_plan)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        raise UserError(
-            f"runs_dir: {search_plan.folder} can't be written: {error.strerror}"
-        ) from error
+    return search_and_confirm(search_plan)

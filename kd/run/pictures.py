@@ -21,6 +21,7 @@ from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run.batch_size import may_shrink
 from kd.run.checks import make_object
+from kd.run.request import Request
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
@@ -103,6 +104,20 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
     with said_when_slow(str(config["recipe"])):
         for name in names:
             splits.listed(name)
+    return splits
+
+
+def list_once(request: Request, config: Mapping[str, Any], names: Sequence[str]) -> Splits | None:
+    """The splits of :func:`list_splits`, whose source the request keeps: these pictures are not listed again.
+
+    Args:
+        request: of a command for finished runs.
+        config: the settings of one of its runs.
+        names: of the splits.
+    """
+    splits = list_splits(config, names)
+    if splits is not None:
+        request.listed[source_key(config)] = splits.source
     return splits
 
 

@@ -146,18 +146,13 @@ class Request:
         return words
 
     def named(self) -> list[str]:
-        """All that the command line names, as ``KEY=VALUE`` and flags: a restarted job finds its run by these words.
+        """The words of ``kd-train``'s command line for the same run: a restarted job finds its run by these.
 
         Two requests with the same words describe the same run. Paths are as they were typed.
         """
-        words = []
-        if self.recipe:
-            words.append(f"recipe={self.recipe}")
-        words += [f"config={overlay}" for overlay in self.overlays]
-        words += self.overrides
-        words += [f"--trust={module}" for module in self.trust]
-        words += [f"--{flag}" for flag in sorted(self.flags)]
-        return words
+        recipe = [f"recipe={self.recipe}"] if self.recipe else []
+        overlays = [f"config={overlay}" for overlay in self.overlays]
+        return [*recipe, *overlays, *self.trusted, *self.overrides]
 
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""

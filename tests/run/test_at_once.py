@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from kd.cli import commands
+from kd.commands import COMMANDS
 from kd.config import parts as listed
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES
@@ -59,7 +59,7 @@ LINES = [
     (["pack", *DISTIL, "out={here}/packed"], "data.source.root: folder data/grocery not found"),
     (["eval", "/nothing"], "run folder /nothing not found (kd-runs lists the runs)"),
     (["eval", "/nothing.pth", "folder={here}"], "weights: /nothing.pth not found"),
-    (["eval", "{weights}", "folder=/nowhere"], "folder: /nowhere not found"),
+    (["eval", "{weights}", "folder=/nowhere"], "folder: folder /nowhere not found"),
     (["eval", "{run}", "pays=/nowhere"], "pays: folder /nowhere not found"),
     (["predict", "/nothing", "a.jpg"], "run folder /nothing not found"),
     (["predict", "{run}", "none.jpg"], "no pictures: none.jpg"),
@@ -204,7 +204,7 @@ LINES += PICTURES + PLACES
 def test_no_command_leaves_its_pictures_unchecked() -> None:
     checked = {words[0] for words, _ in PICTURES}
     assert checked.isdisjoint(WITHOUT_PICTURES)
-    assert checked | WITHOUT_PICTURES.keys() == commands().keys()
+    assert checked | WITHOUT_PICTURES.keys() == COMMANDS.keys()
 
 
 def draw(folder: Path) -> dict[str, Path]:

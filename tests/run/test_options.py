@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from kd.cli import commands
+from kd.commands import COMMANDS
 from kd.config.kinds import Range
 from kd.run.eval_options import EvalOptions
 from kd.run.options import CommandOptions, options_help, options_of, take, take_options
@@ -62,7 +62,7 @@ def test_an_option_has_a_type(kind: object, text: str, expected: object) -> None
 
 
 def test_the_help_names_each_option_once_with_its_default() -> None:
-    for name in commands():
+    for name in COMMANDS:
         module = importlib.import_module(f"kd.commands.{name}")
         assert ("{options}\n" in module.HELP) == hasattr(module, "OPTIONS"), name
     lines = options_help(EvalOptions).splitlines()

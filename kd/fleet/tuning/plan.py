@@ -181,11 +181,10 @@ def plan(request: Request) -> SearchPlan:
     if options.jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {options.jobs}")
     check_present(config)
-    overlays = [f"config={overlay}" for overlay in request.overlays]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-tune")
     planned = SearchPlan(
         options=options,
-        items=[f"recipe={request.recipe}", *overlays, *request.trusted, *request.overrides],
+        items=request.named(),
         config=config,
         space=(),
         objectives=_objectives(options.objective, config, run.trusted),
