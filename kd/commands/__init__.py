@@ -1,5 +1,6 @@
-"""One file a command, imported by ``kd/command_line.py``: ``HELP``, what it takes (``OPTIONS``, ``FLAGS``), and ``run``, which
-returns a result, the exit status, or None to show the help. All take ``--help`` and ``--trust``.
+"""One file a command, imported by ``kd/command_line.py``: ``HELP``, ``OPTIONS`` and ``FLAGS``, and ``run``.
+
+``run`` returns a result, the exit status, or None to show the help. All commands take ``--help`` and ``--trust``.
 """
 
 COMMANDS = {
