@@ -1,8 +1,9 @@
 """AWS for jobs and endpoints: its session, errors of one line, requests by the service's own model, its waiters."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -158,10 +159,16 @@ def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType")
 def _model() -> "ServiceModel | None":
     """boto3's description of the service; None without boto3, which a dry run does not need."""
     try:
-        session = import_module("botocore.session").get_session()
+        get_session = import_module("botocore.session").get_session
     except ImportError:
         return None
-    return cast("ServiceModel", session.get_service_model("sagemaker"))
+    return _described(get_session)
+
+
+@cache
+def _described(get_session: Callable[[], Any]) -> "ServiceModel":
+    """boto3's description of the service: a file of megabytes, read once for all requests of a command."""
+    return cast("ServiceModel", get_session().get_service_model("sagemaker"))
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:

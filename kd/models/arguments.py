@@ -7,8 +7,9 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from kd.errors import UserError
 from kd.settings import LARGEST_SIDE
@@ -35,6 +36,11 @@ BOUNDS = (
     (re.compile(r".*"), LARGEST, ""),
 )
 """By the names of arguments, the first that matches: their largest number, and its unit. Layers are summed."""
+FIRST_VALUES = frozenset(
+    getattr(Tensor, name)
+    for name in ("uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_")
+)
+"""Methods by which weights are drawn; of what has no values each gives back the same tensor."""
 MOST_MODULES = 100_000
 """Of a model, each counted where another one takes it up."""
 
@@ -123,7 +129,7 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
             raise UserError(f"{key}: it has more than {MOST_MODULES} modules")
 
     hook = register_module_module_registration_hook(counted)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), WithoutValues():
         try:
             return make()
         except UserError:
@@ -132,6 +138,18 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
             return None
         finally:
             hook.remove()
+
+
+class WithoutValues(TorchFunctionMode):
+    """Leaves out what gives tensors of the ``meta`` device their first values, most of the time that a model takes there."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called for each function of torch."""
+        if func in FIRST_VALUES and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:

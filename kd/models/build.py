@@ -1,5 +1,6 @@
 """Builds models from what a recipe says."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,8 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 PATCHES = "patch_size"
 AUTO = "auto"
 """kd's own value of timm's argument ``patch_size``, of a student that inherits."""
+SMALL = 10_000_000 * 224**2
+"""Weights times pixels of a model that computes a picture in less time than PyTorch takes without values."""
 
 
 def build_model(
@@ -124,8 +127,8 @@ def _built(spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: 
 
 @torch.no_grad()
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
-    """Refuses arguments that a model can be built with and not run with, by a forward without values (meta tensors); where
-    that fails, by one of a picture of zeros.
+    """Refuses arguments that a model can be built with and not run with, by a forward of one picture: a large model's
+    without values (meta tensors), a small one's (:data:`SMALL`), or one that needs values, of a picture of zeros.
 
     Args:
         model: built; left in the mode it was in.
@@ -136,19 +139,22 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
         UserError: the forward of zeros fails.
     """
     size = preprocess_for(model, spec.img_size).size
-    weights = {
-        name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())
-    }
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
     picture = torch.zeros(1, 3, *size)
+    weights = sum(tensor.numel() for tensor in tensors.values())
     with evaluating(model):
-        try:
-            torch.func.functional_call(model, weights, (picture.to("meta"),))
-        except Exception:  # some layers need values: the real forward decides
+        if weights * math.prod(size) > SMALL:
+            empty = {name: tensor.to("meta") for name, tensor in tensors.items()}
             try:
-                model(picture)
-            except Exception as error:
-                shown = f"{size[0]}x{size[1]}: {plain(error)}"
-                raise UserError(f"{key}: {spec.arch} can't take pictures of {shown}") from error
+                torch.func.functional_call(model, empty, (picture.to("meta"),))
+                return
+            except Exception:  # some layers need values: the real forward decides
+                pass
+        try:
+            model(picture)
+        except Exception as error:
+            shown = f"{size[0]}x{size[1]}: {plain(error)}"
+            raise UserError(f"{key}: {spec.arch} can't take pictures of {shown}") from error
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:

@@ -5,6 +5,7 @@ file of some kilobytes describe a tensor of terabytes, which the first copy woul
 """
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -83,6 +84,8 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
     ]
     parts += [(f"checkpoint: its key '{k}'", v) for k, v in checkpoint.items() if k != "callbacks"]
     for name, part in parts:
+        if _is_plain(part):
+            continue
         try:
             _written_and_read(part)
         except UNREADABLE as error:
@@ -96,8 +99,22 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
 
 PLAIN = {Tensor, nn.Parameter, int, float, bool, str, bytes, complex, type(None)}
 """Classes of values that every checkpoint may hold."""
+CONTAINERS = {dict, OrderedDict, list, tuple}
+"""Classes of containers that every checkpoint may hold."""
 UNREADABLE = (pickle.PickleError, AttributeError, ImportError, KeyError, TypeError, ValueError)
 """What pickle raises for a value that it can't write or read; a RuntimeError meanwhile tells of a loader that was killed."""
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value, and each below it, is of :data:`PLAIN` or :data:`CONTAINERS`: that is read back without a trial."""
+    if isinstance(value, Tensor):
+        is_whole = value.layout is torch.strided and not value.is_quantized and not value.is_meta
+        return is_whole and type(value) in PLAIN
+    if type(value) not in CONTAINERS:
+        return type(value) in PLAIN
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value))  # type: ignore[call-overload]
 
 
 def _written_and_read(content: object) -> None:
