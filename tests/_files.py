@@ -14,7 +14,7 @@ def read_json(file: Path) -> Any:
 
 def read_yaml(file: Path) -> Any:
     """What a YAML file holds."""
-    return yaml.safe_load(file.read_text())
+    return yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -82,6 +82,15 @@ def start(
         os._exit(status)
 
 
+def as_installed(folder: Path) -> None:
+    """A call for ``first``: begins in a folder, which, as for an installed program, is not on Python's path."""
+    import sys
+
+    os.chdir(folder)
+    sys.path[:] = filter(None, sys.path)
+    sys.modules.pop("mine", None)  # another test's
+
+
 def as_program(items: list[str]) -> None:
     """A call for ``first``: Lightning starts the other processes of a run as it finds this one started, by forks."""
     import sys

@@ -168,6 +168,41 @@ def spoil(file: Path, value: object, of_texts: bool) -> None:
     file.write_text("\n".join(spoilt) + "\n")
 
 
+def restore(place: Path, kept: Path) -> None:
+    """Makes a folder what its copy is; what is as it was stays."""
+    place.mkdir(exist_ok=True)
+    found, wanted = states(place), states(kept)
+    for name in sorted(found, reverse=True):
+        if found[name] != wanted.get(name):
+            path = place / name
+            path.rmdir() if found[name] == FOLDER else path.unlink()
+    for name in sorted(wanted):
+        if found.get(name) != wanted[name]:
+            if wanted[name] == FOLDER:
+                (place / name).mkdir()
+            else:
+                shutil.copy2(kept / name, place / name, follow_symlinks=False)
+
+
+FOLDER = (0, 0, 0)
+
+
+def states(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Of all below a folder, by their paths there: mode, size and time of writing; of a folder :data:`FOLDER`."""
+    found = {}
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        for one in os.scandir(folder / above):
+            name = f"{above}{one.name}"
+            status = one.stat(follow_symlinks=False)
+            found[name] = (status.st_mode, status.st_size, status.st_mtime_ns)
+            if one.is_dir(follow_symlinks=False):
+                found[name] = FOLDER
+                waiting.append(f"{name}/")
+    return found
+
+
 class World:
     """The files of the cases: ``home`` is the present folder, ``there`` a stranger's, ``victim`` nobody's business."""
 
@@ -291,21 +326,15 @@ class World:
         shutil.copytree(os.environ["KD_CACHE"], self.folder / "kept_cache", symlinks=True)
         self.untouched = self.others()
 
-    def others(self) -> dict[str, tuple[int, int]]:
+    def others(self) -> dict[str, dict[str, tuple[int, int, int]]]:
         """What is nobody's business, as it is."""
-        states = {}
-        for place in (self.there, self.victim, self.folder / "data", self.folder / "site"):
-            for path in [place, *place.rglob("*")]:
-                status = path.lstat()
-                states[str(path)] = (status.st_size, status.st_mtime_ns)
-        return states
+        return {place: states(self.folder / place) for place in ("there", "victim", "data", "site")}
 
     def lay(self, situation: Mapping[str, str]) -> dict[str, str]:
         """Lays a situation out; returns what the words of :data:`FORMS` stand for in it."""
         os.chdir("/")
         for kept, place in (("kept_home", self.home), ("kept_cache", Path(os.environ["KD_CACHE"]))):
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(self.folder / kept, place, symlinks=True)
+            restore(place, self.folder / kept)
         os.chdir(self.home)
         values = {"home": self.home, "run": self.run, "data": self.folder / "data",
                   "r": self.home / "r.yaml", "o": self.home / "o.yaml"}  # fmt: skip
@@ -659,15 +688,12 @@ class Cases:
         what = f"{name} {form} {dict(situation)} {more or ''}"
         if end not in ("0", "1", "2", "works") or "KD_TRACEBACK" in text:
             self.crashes.append(f"{what}: {end} {text[-300:]}")
-        if self.world.others() != self.world.untouched:
-            changed = [
-                path
-                for path, state in self.world.others().items()
-                if self.world.untouched.get(path) != state
-            ]
-            lost = self.world.untouched.keys() - self.world.others().keys()
-            self.watch.seen.append(f"changed {changed} lost {sorted(lost)[:2]}")
-            self.world.untouched = self.world.others()
+        others = self.world.others()
+        if others != self.world.untouched:
+            for place, before in self.world.untouched.items():
+                changed = [path for path, _ in others[place].items() ^ before.items()]
+                self.watch.seen += [f"changed {place}: {sorted(changed)[:4]}"] if changed else []
+            self.world.untouched = others
         usual = (
             "\n\t\r" if name.startswith("kd.") else "\n\t"
         )  # in Python libraries draw their bars

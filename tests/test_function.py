@@ -3,11 +3,11 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ import kd
 import kd.api
 from kd.errors import UserError
 from kd.report.records import read_run
-from tests._helpers import ROOT, refuses
+from tests._helpers import refuses
 
 SMALL = {"trainer.max_epochs": 1, "data.batch_size": 4, "trainer.enable_progress_bar": False}
 
@@ -94,14 +94,12 @@ def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path)
     assert len([folder for folder in ("a", "b") if (tmp_path / folder).exists()]) == 1
 
 
-def test_two_processes_without_a_file_to_start_them_from(recipe: Path, tmp_path: Path) -> None:
+def test_two_processes_without_a_file_to_start_them_from(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = {"trainer.devices": 2, "trainer.strategy": "ddp", "runs_dir": str(tmp_path / "runs")}
-    call = f"kd.train({str(recipe)!r}, { ({**SMALL, **two})!r})"
-    program = f"import kd\ntry:\n    {call}\nexcept ValueError as error:\n    print('ONE', error)\n"
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    message = "ONE trainer.devices: 2 processes need a program that each of them can start again"
-    assert message in done.stdout
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # python -
+    monkeypatch.setattr(sys, "argv", ["-"])
+    with refuses("^trainer.devices: 2 processes need a program that each of them can start again"):
+        kd.train(recipe, {**SMALL, **two})
     assert not (tmp_path / "runs" / "tiny").exists()

@@ -3,8 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from kd.models import TapSpec, TeacherSpec, preprocess_for
 from kd.teachers import Answer, OwnTeacher, Teacher, build_teacher
 from kd.teachers.answer import Wanted
 from tests._files import read_json
-from tests._forks import start, status_of
+from tests._forks import as_installed, start, status_of
 from tests._helpers import CLASSES, ROOT, draw_folder, refuses, tiny_vit, write_recipe
 from tests._runs import run as trained
 from tests._runs import summary_of
@@ -131,12 +129,9 @@ def page(pictures: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 def test_the_class_of_the_page_teaches(page: Any, tmp_path: Path) -> None:
     """By a program, which does not look for modules in the working directory by itself."""
-    program = [sys.executable, "-P", "-m", "kd.cli", *page()]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        program, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = tmp_path / "log"
+    pid = start(page(), log, as_installed, tmp_path)
+    assert status_of(pid) == 0, log.read_text()[-3000:]
     summary = read_json(tmp_path / "runs/tiny/000/summary.json")
     assert summary["teacher"]["arch"] == "Colours"
     assert summary["student"]["val"]["agreement"] >= 0
