@@ -1,7 +1,7 @@
 """Arguments of architectures: what a recipe or a file from elsewhere may say of a model that is built from it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -144,10 +144,14 @@ class WithoutValues(TorchFunctionMode):
     """Leaves out what gives tensors of the ``meta`` device their first values, most of the time that a model takes there."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Called for each function of torch."""
-        if func in FIRST_VALUES and args[0].is_meta:
+        if func in FIRST_VALUES and args and getattr(args[0], "is_meta", False):
             return args[0]
         return func(*args, **(kwargs or {}))
 
