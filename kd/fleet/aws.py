@@ -106,7 +106,7 @@ def uploaded(s3: "BaseClient", files: Mapping[str, Path]) -> Iterator[None]:
 
 
 def waited(kind: str, name: str) -> dict[str, Any]:
-    """Waits until a job or an endpoint is done, or has failed.
+    """Waits until a job or an endpoint is done, or has failed, for 30 days at most.
 
     Args:
         kind: one of :data:`WAITERS`.
@@ -116,7 +116,7 @@ def waited(kind: str, name: str) -> dict[str, Any]:
         The service's description, and under ``text`` its word for the state, with the reason of a failure.
 
     Raises:
-        UserError: SageMaker does not know it, or can't be reached.
+        UserError: SageMaker has none of this name, or can't be reached.
     """
     client = aws_session().client("sagemaker")
     from botocore.exceptions import WaiterError

@@ -137,10 +137,12 @@ class Endpoint(Needs):
 
 
 def run(request: Request) -> int:
-    """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
+    """Makes the endpoint or batch transform of a run and waits for it, or shows its requests (``--dry-run``), or deletes it.
 
-    It is 1 where the endpoint or batch transform has failed, or where something could not be deleted. A new endpoint costs
-    until it is deleted.
+    A new endpoint costs until it is deleted.
+
+    Returns:
+        The exit status: 1 where the endpoint or batch transform has failed, or where something could not be deleted.
 
     Raises:
         UserError: not one finished run, a wrong or missing key, or a refusal of SageMaker.
@@ -186,8 +188,8 @@ def run(request: Request) -> int:
 def _read(folder: Path, options: EndpointOptions) -> Endpoint:
     """The endpoint of a run's folder by its options.
 
-    Its name is ``job``, else that of the run and its parent folder, its end where that is long: ``food-vit-003`` of
-    ``food_vit/003``.
+    Its name is ``job``, else made of the parent folder's name and the run's, of which the last 60 characters count:
+    ``food-vit-003`` of ``food_vit/003``.
 
     Raises:
         UserError: a name that SageMaker does not take, or wrong ``instances``.
@@ -206,7 +208,7 @@ def _read(folder: Path, options: EndpointOptions) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    """The run's ``model.tar.gz``, which is exported (minutes) where it has none of the student's present weights.
+    """The run's ``model.tar.gz``; where it has none of the student's present weights, one is exported (takes minutes).
 
     Raises:
         UserError: the export needs an extra, was refused, since it differs from the student, or there are no pictures to

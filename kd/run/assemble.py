@@ -73,7 +73,7 @@ def assemble(
     losses = distill_losses or {}
     _check_parts(data, student, losses, has_teacher=teacher is not None or bool(teachers))
     task = _task(task, student.head, data)
-    # a negative weight is refused
+    # without labels 0; a negative weight is passed on, and Objective refuses it
     weight = task_loss_weight if data.labels else min(task_loss_weight, 0.0)
     objective = Objective(task, losses, weight, taps, teacher_of)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
@@ -233,6 +233,9 @@ def choose_start(
         asked: the student's settings, perhaps with ``patch_size: auto``.
         teacher: the run's, or None.
         build: makes the model of settings; called twice where the student gets its teacher's patches.
+
+    Raises:
+        UserError: as of :func:`_start`.
     """
     spec = _own_patches(asked)
     model = build(spec)
@@ -247,7 +250,7 @@ def choose_start(
 
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
-    """Where the student's first weights come from, settled before pictures are read and the teacher is measured.
+    """Where the student's first weights will come from; no weights are changed here.
 
     Returns:
         ``start``, ``note`` and ``parent`` of :class:`~kd.distill.student.Student`.

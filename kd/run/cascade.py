@@ -67,9 +67,9 @@ def _is_right(logits: Tensor, target: Tensor) -> np.ndarray:
 def cascade_of(
     subject: Subject, sureness: Sureness, options: EvalOptions, cautions: Sequence[str]
 ) -> Json:
-    """The curve, the threshold and its check, and milliseconds; they go to the run's ``cascade.json`` too.
+    """The curve, the threshold and its check, and milliseconds; also written to the run's ``cascade.json`` and its page.
 
-    A goal that no threshold reaches writes no file: a rule that was found before stays.
+    Where no threshold reaches the goal, ``cascade.json`` is not written: a rule that was found before stays.
 
     Args:
         subject: the models; a bare weights file has no folder to write to.
@@ -121,11 +121,11 @@ def cascade_of(
 
 @torch.inference_mode()
 def times_of(subject: Subject, place: str) -> tuple[float, float | None]:
-    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine. None of a
-    teacher that is stored answers.
+    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine. For a
+    teacher that is stored answers the second is None.
 
-    On the GPU where there is one: the student is left there, the teacher stays where the evaluation has put it. Loading
-    the picture is not timed, making the model's input of it is.
+    On the GPU where there is one: the student is moved there and stays; the evaluation has put the teacher there before.
+    Loading the picture is not timed, making the model's input of it is.
     """
     device = choose_device()
     first_batch = next(iter(subject.data.eval_dataloader(place)))

@@ -37,7 +37,8 @@ LOOKS_LOCK = ".looks.lock"
 
 
 def groups_in(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
-    """The group of each picture, ``(N,)`` numbers from 0 on, by the first brackets of a pattern in its name.
+    """The group of each picture, ``(N,)`` numbers from 0 on: pictures are in one group where the first brackets of a pattern
+    hold the same part of their names.
 
     Args:
         split: has the pictures' names.
@@ -74,7 +75,7 @@ def usual_split(splits: Splits) -> str:
 
 
 def cautions_about(splits: Splits, run: Path | None, options: EvalOptions) -> list[str]:
-    """Refuses pictures that can't certify a run's student.
+    """Refuses pictures that can't certify a run's student; of others says what speaks against them.
 
     Args:
         splits: the run's, with the pictures of a folder listed.

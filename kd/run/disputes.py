@@ -117,6 +117,7 @@ class Disputes:
             )
         except ValueError as error:
             raise UserError(f"disputed: {error}") from error
+        # `disputed` has rows of labelled pictures alone; `worst` are the same among all pictures
         worst = is_known_N.nonzero().flatten()[disputed.worst_first]
         numbers = torch.cat(self.numbers)[worst].tolist()
         answers = {name: torch.cat(ids) for name, ids in self.answers.items()}

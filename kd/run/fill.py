@@ -34,7 +34,7 @@ class Fill(LightningModule):
         """A module whose validation computes and stores answers, on all processes of a trainer.
 
         Args:
-            teacher: behind its caches.
+            teacher: the run's; :meth:`setup` puts caches before it.
             data: pictures and views.
             wanted: what the student's losses read.
         """

@@ -49,7 +49,8 @@ def fill_from(
         out: folder or URL below which the answers are copied as well.
 
     Raises:
-        UserError: a place that is none, answers that do not fit the data, or a server that refuses or can't be reached.
+        UserError: ``place`` can't be read, its answers do not fit the data, or a server refuses or can't be reached; or the
+            recipe is not one with a row of numbers a picture.
     """
     data.prepare_data()
     classes = list(data.info.classes)
@@ -120,7 +121,11 @@ class Filled:
 
 
 def _from_file(file: AnswersFile, data: DistillationDataModule, out: str | None) -> None:
-    """Stores a file's answers; all training and validation pictures need one."""
+    """Stores a file's answers to the pictures of each split.
+
+    Raises:
+        UserError: a training or validation picture has no answer; test pictures without one are reported and left out.
+    """
     answers = {}
     for split in _splits(data):
         pictures = data.split(split)
@@ -147,7 +152,10 @@ def _from_file(file: AnswersFile, data: DistillationDataModule, out: str | None)
 def _from_server(
     server: AnswerServer, data: DistillationDataModule, task: Task, out: str | None
 ) -> None:
-    """Asks a server for all answers that are missing; a second command for the same answers waits for the first."""
+    """Asks a server for all answers that are missing; a second command for the same answers waits for the first.
+
+    The first answers decide whether the server gives probabilities, which are stored as logits.
+    """
     filled = Filled(server.connect(list(data.info.classes)), data, False, server.settings.views)
     total = sum(store.views * store.samples for store in filled.stores.values())
     lengths = ", ".join(

@@ -22,11 +22,14 @@ from kd.storage.checkpoints import LAST
 def fit(run: Run) -> int:
     """Trains a run that was built, in each of its processes; its mirror and its folder's lock are closed whatever happens.
 
+    After a training that has ended well the first process compares it with labels alone, where the settings say so.
+
     Returns:
         The exit status of :func:`_fit`; 1 in place of 0 where the mirror could not be completed.
 
     Raises:
-        UserError: as of :func:`_fit`.
+        UserError: as of :func:`_fit`, or of :func:`kd.run.labels_alone.compare_with_labels_alone`.
+        Stopped: as of the latter.
     """
     status = 1
     end_with_starter()
@@ -91,7 +94,7 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
 def _all_done(run: Run) -> str:
     """A message for a resumed run that has no step left to make; "" where it has one.
 
-    Then the run's folder and summary are those of the finished run.
+    With a message, the run's folder and summary become those of the finished run.
     """
     folder = run.folder.resume
     limits = {"epochs": run.trainer.max_epochs, "steps": run.trainer.max_steps}

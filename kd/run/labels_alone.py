@@ -90,13 +90,19 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
 
 
 def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
-    """The folder of the student that is trained by labels alone at a share of the run's learning rate.
+    """Trains a student by labels alone at a share of the run's learning rate, or resumes it; returns its folder.
+
+    Nothing is trained where it is done already, for as many epochs. Its checkpoints are deleted.
 
     Args:
         run: whose settings count.
         folder: of the run.
         share: of :data:`RATES`.
         epochs: of the run.
+
+    Raises:
+        UserError: the training failed.
+        Stopped: by a signal; the training has saved.
     """
     changes = {**BY_LABELS, "data.batch_size": run.config["data"]["batch_size"]}
     for name in ("lr", "lr_scratch"):

@@ -73,8 +73,10 @@ def _written(
     options: EvalOptions,
     notes: Iterable[str] = (),
 ) -> Result:
-    """Writes the figures into each run's folder, certificates also as tables of page and card, and all to
-    ``options.out`` where that is JSON; a table is written by the caller, its file is among the result's all the same.
+    """Writes each model's figures into its run's folder, certificates also as tables of page and card.
+
+    All figures go to ``options.out``, too, where that is JSON. A CSV there is written by the caller; the result lists its
+    file in either case.
 
     Args:
         results: of each model.
@@ -129,7 +131,11 @@ def subjects(request: Request, options: EvalOptions) -> list[Subject]:
 
 
 def _of_run(word: str, request: Request, options: EvalOptions) -> Subject:
-    """The student of a run's folder or URL (``word``), with its teacher and the pictures of the command line."""
+    """The student of a run's folder or URL (``word``), with its teacher and the pictures of the command line.
+
+    Raises:
+        UserError: as of :func:`kd.run.open.open_run` and :func:`_data`, or a teacher that can't be built.
+    """
     run = open_run(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
@@ -193,6 +199,9 @@ def _file_settings(word: str, request: Request, options: EvalOptions) -> Teacher
     """The settings of the model in a weights file (``word``), as the command line describes it.
 
     They are read as those of a teacher, ``model.teacher.*``; messages name the command's own keys, ``arch`` and its like.
+
+    Raises:
+        UserError: an unknown key or a wrong value.
     """
     words = [f"model.teacher.{item}" for item in (*options.of_files, f"checkpoint={word}")]
     try:
@@ -244,6 +253,9 @@ def _data(
         data: is changed.
         options: of the command.
         classes: of the model, which must be the data's; None: they are not known.
+
+    Raises:
+        UserError: the pictures can't be found or read, or have other classes.
     """
     if options.folder:
         data.splits.use_folder(options.folder, classes or [])
@@ -339,6 +351,8 @@ def _find_answers(subject: Subject, options: EvalOptions) -> None:
 def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Listener | None]:
     """What takes in the batches of each model, for certificates, the cascade or the disputed labels; None: nothing does.
 
+    A cascade and disputed labels are of one model alone, so there is one listener.
+
     Raises:
         UserError: models that can't prove what is asked: a task without one class a picture, or without a certificate, or no
             teacher to compare with.
@@ -359,7 +373,10 @@ def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Li
 
 
 def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
-    """What speaks against the pictures of a certificate or a cascade (:func:`cautions_about`); [] of other figures."""
+    """What speaks against the pictures of a certificate or a cascade (:func:`cautions_about`); [] of other figures.
+
+    The command may have found the cautions before torch was imported: then those are returned.
+    """
     if not options.proves:
         return []
     if subject.run in options.cautions:
@@ -385,7 +402,7 @@ def _add_proofs(
         cautions: what speaks against the pictures, a list of lines a model.
 
     Returns:
-        What is printed of the first model's cascade or its disputed labels.
+        What is printed of the first model's cascade or its disputed labels; [] without either.
     """
     parts: Parts = []
     first = measured[0]
@@ -440,7 +457,7 @@ def measure(
             the split ``val``.
 
     Returns:
-        The content of ``eval_*.json``, but for what :class:`_Proof` adds: ``run``, ``data``, ``pictures`` (how many),
+        The content of ``eval_*.json``, but for what :func:`_add_proofs` adds: ``run``, ``data``, ``pictures`` (how many),
         ``identity`` (of pictures and labels), ``left_out`` (how many files beside the pictures are none, by the ending of
         their names), ``student`` and ``teacher`` (``params`` and the task's metrics) and ``fidelity``; what does not apply
         is missing.
@@ -560,6 +577,9 @@ def _features_of_run(opened: FinishedRun, options: EvalOptions) -> Json:
 
     They are ``run``, ``data``, ``pictures`` (how many), ``probe`` (its folder, where ``data.probe`` is given), and by
     model (``student``, ``teacher`` or ``teacher NAME``) ``params``, ``rankme``, and with ``data.probe`` accuracies in 0..1.
+
+    Raises:
+        UserError: the pictures are gone, or a teacher can't be built.
     """
     device = choose_device()
     data = opened.data
@@ -601,7 +621,7 @@ def _ranks(
     """
     grams: dict[str, Tensor] = {}
     for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
-        is_real = batch["index"] >= 0
+        is_real = batch["index"] >= 0  # not padding
         images = batch["image"][is_real].to(device)
         for name, model in models.items():
             features_ND = model(images).double()

@@ -72,9 +72,8 @@ class TaughtFeatures:
         for output in self.taps.read(caught, self.layers, "patch"):
             # several rows a picture where the layer sees windows
             of_pictures = output.unflatten(0, (len(images), -1)).mean(dim=1)
-            positions = {4: (2, 3), 3: (1,)}.get(
-                of_pictures.ndim
-            )  # of maps; of tokens that fill no grid
+            # maps (N, D, H, W), or tokens (N, T, D) that fill no grid
+            positions = {4: (2, 3), 3: (1,)}.get(of_pictures.ndim)
             if positions:
                 of_pictures = of_pictures.mean(dim=positions)
             vectors.append(of_pictures.float())
@@ -91,6 +90,9 @@ def _starts(
         run: the distilled one.
         trusted: what the user trusts in the run's settings.
         options: of the command.
+
+    Raises:
+        UserError: as of :func:`_pretrained`.
     """
     file = run.folder / "student.safetensors"
     pretrained = _pretrained(run, options)
@@ -225,6 +227,9 @@ def _probed(
     Returns:
         The part ``probe`` of the figures: ``starts`` has each start's accuracies in 0..1, one a seed; ``gains`` over
         each other start are in points, with the ends of their interval; ``how`` and ``notes`` are sentences for the page.
+
+    Raises:
+        UserError: the labelled pictures can't be read, or there is only one to judge by.
     """
     data = run.load_data()
     data.splits.probe = Probe(options.pays or "")

@@ -42,7 +42,8 @@ class Resumed:
 
     @classmethod
     def named(cls, name: str, together: bool = False) -> "Resumed":
-        """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched.
+        """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched. What the
+        folder holds is checked (:func:`kd.storage.writing.guard`).
 
         Args:
             name: as in ``resume=``.
@@ -50,6 +51,7 @@ class Resumed:
 
         Raises:
             UserError: no such folder, one without a checkpoint, or a checkpoint of weights alone.
+            RefusedFile: as of the guard.
         """
         path = Path(name)
         if is_url(name):
@@ -216,7 +218,7 @@ def _run_of(path: Path) -> Path:
 
 
 def _kept_in(folder: Path, runs_dir: str) -> str:
-    """The URL of the folder of all runs, in a store, of which a local run's folder is a copy.
+    """The URL of the folder of all runs in the store that holds a run, found by the run's copy on this disk.
 
     Args:
         folder: of the run, on this disk.
@@ -267,6 +269,8 @@ def _checkpoint(folder: Path) -> Path:
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
     """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start.
+
+    A setting of the start that was or is ``auto`` is not compared.
 
     Args:
         run: folder of the run that is resumed; a missing or damaged configuration there is not checked.

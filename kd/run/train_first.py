@@ -70,8 +70,10 @@ def train_teacher_first(
     trusted: Trust,
     source: Source | None = None,
 ) -> dict[str, Any]:
-    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where the teacher has
-    weights (a checkpoint, ``pretrained``), or no recipe, and of a run with several teachers.
+    """The settings that give the run the teacher that ``model.teacher.recipe`` trains: its weights as they ship with kd, or
+    from an earlier training, or it is trained now.
+
+    Empty where the teacher has weights (a checkpoint, ``pretrained``), or no recipe, and for a run with several teachers.
 
     Args:
         config: the run's settings, resolved.
@@ -164,7 +166,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
         overrides: words ``KEY=VALUE`` of the command line.
 
     Raises:
-        UserError: a typed architecture that the file does not hold; of a file that timm has several names for it stays.
+        UserError: a typed architecture that the file does not hold. Where timm may have several names for the file's model
+            (:attr:`kd.models.weights.About.foreign`), the typed one stays.
     """
     typed = {item.partition("=")[0] for item in overrides}
     replaced: dict[str, Any] = {}
@@ -199,8 +202,9 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
 def _following(
     config: Mapping[str, Any], replaced: Mapping[str, Any], typed: set[str]
 ) -> dict[str, Any]:
-    """The settings, by whole key, of a student that starts from the one teacher, where a file replaces the teacher for which
-    they were written: the architecture ``auto``, and of student and pictures the size, where it was the teacher's.
+    """Settings, by whole key, that adapt an inheriting student to its only teacher, where a file replaced that teacher's
+    architecture: the student's becomes ``auto``, and a size of the student or the pictures that was the old teacher's
+    becomes the new one's. They are printed by the first process; {} in all other cases.
 
     Args:
         config: all settings.
@@ -374,11 +378,11 @@ def trained_teacher(
 
 
 def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -> list[str]:
-    """The words with which a teacher's training begins or resumes; a part that can't be resumed is deleted.
+    """The words with which a teacher's training begins or resumes, which is printed.
 
     Args:
         items: words of the command line.
-        part: folder of the unfinished training.
+        part: folder of the unfinished training; deleted where the training can't be resumed.
         name: of the teacher's recipe.
         limits: settings that make it as short as this run.
     """
@@ -405,7 +409,7 @@ def run_to_end(items: list[str], what: str, popen: Mapping[str, object]) -> int:
         popen: arguments of :func:`kd.launch.child.start_kd_train`.
 
     Returns:
-        The exit status of the training, which no signal has ended.
+        The exit status of a training that neither SIGTERM nor SIGINT has ended: -N after another signal N.
 
     Raises:
         Stopped: this process was signalled, or the training was; it has saved.

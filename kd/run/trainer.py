@@ -42,8 +42,7 @@ def make_trainer(run: Run) -> Trainer:
     """The trainer, with kd's callbacks and checkpoints beside the recipe's own, and the run's folder.
 
     Args:
-        run: with data, module and ``trainer_arguments`` (:func:`kd.run.build.build`); it gets its folder, summary and
-            rank watch.
+        run: with data, module and ``trainer_arguments`` (:func:`kd.run.build.build`); it gets its folder and its summary.
 
     Raises:
         UserError: a monitored metric that the run does not have, another number of processes than the launcher has
@@ -119,7 +118,7 @@ def _best(run: Run) -> Best:
 def _callbacks(run: Run, best: Best) -> list[Callback]:
     """kd's own callbacks in the order in which they are called, but for :class:`LastCheckpoint`: Lightning calls it last.
 
-    The run gets its folder, its summary and its rank watch.
+    The run gets its folder and its summary; its settings are noted as started here (:func:`kd.run.gate.remember`).
     """
     config = run.config
     runs = folder_of_recipe(config["runs_dir"], config["recipe"])

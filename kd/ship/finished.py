@@ -88,7 +88,7 @@ class FinishedRun:
         some.
 
         Raises:
-            UserError: it is gone, or has other classes.
+            UserError: the pictures are gone, or have other classes than the student.
         """
         data = self.load_data()
         data.split("val")
@@ -101,7 +101,7 @@ class FinishedRun:
     def has_teacher(self) -> bool:
         """Whether all teachers can be measured (:func:`measurable`), and the student has a classifier, too.
 
-        Why not is printed once, where a checkpoint is missing or a teacher is behind an address.
+        Weights or stored answers that are missing are named on stderr, once.
         """
         if not self.config["model"]["student"].get("head", True):
             return False
@@ -121,8 +121,8 @@ class FinishedRun:
     def feature_teachers(self) -> dict[str, RunTeacher]:
         """The teachers of a run without labels, by name, without classifiers; a single teacher's name is "".
 
-        Those whose checkpoint is gone are left out with a line on stderr, those that are classes, files or addresses, which
-        have no features, without one.
+        A teacher whose weights are missing is left out with a line on stderr. Stored answers and teachers of the user's own
+        class have no features: they are left out without a line.
 
         Raises:
             UserError: one can't be built.
@@ -179,7 +179,7 @@ class FinishedRun:
     @cached_property
     def teacher_takes_pictures(self) -> bool:
         """Whether the teachers answer for any picture: all can be measured (:attr:`has_teacher`), and none is stored
-        answers, which are of their pictures alone. These are named on stderr, once.
+        answers, which exist for their own pictures alone. The first folder of stored answers is named on stderr, once.
         """
         if not self.has_teacher:
             return False
@@ -257,8 +257,8 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 def _why_missing(name: str, spec: TeacherSpec) -> str:
     """Why a teacher's weights, or its stored answers, can't be had; "" where they can.
 
-    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs. Pre-trained
-    weights must be on this disk, or the hub within reach.
+    A URL passes: whether it leads to a file shows when it is fetched. So does a teacher without a checkpoint that the
+    user's class builds. Pre-trained weights must be on this disk, or the hub within reach.
 
     Args:
         name: of one of several teachers; "" of a single one.

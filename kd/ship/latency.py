@@ -31,11 +31,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndarray], object]:
-    """A run's ``student`` or ``teacher``, in the process that times it.
+    """Opens a run's ``student`` or ``teacher`` in the process that times it, and sets torch's threads there.
 
     Args:
-        reopen: opens the run there.
-        model: which of the two.
+        reopen: opens the run.
+        model: ``student`` or ``teacher``.
         threads: of torch.
 
     Returns:
@@ -111,7 +111,7 @@ def in_turns(
         label: of the bar.
 
     Returns:
-        The milliseconds of each model by round, and its process's peak memory in MB.
+        By key, the milliseconds of each run, a list a round, and the peak memory in MB of the model's process.
     """
     repeats: dict[K, int] = {}
     timed: dict[K, tuple[list[list[float]], float]] = {}
@@ -150,7 +150,7 @@ def times_here(
 
 
 def _measure_here(call: Callable[[], object], runs: int) -> tuple[list[float], float]:
-    """A :data:`Measure` of this process, whose memory is not the model's."""
+    """A :data:`Measure` in this process; the memory is given as 0, since the process holds more than the model."""
     return timed(call, runs), 0.0
 
 

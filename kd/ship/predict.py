@@ -49,20 +49,20 @@ class Predictions:
     """Files that can't be read, each with the reason; filled while :meth:`rows` are read."""
 
     def rows(self, top: int) -> Iterator[Row]:
-        """The answers in the files' order, as they come; files that can't be read have none.
+        """The answers in the files' order, as they come; a file that can't be read gives no row, and :attr:`bad` gets it.
 
         Args:
             top: classes a picture.
 
         Yields:
-            ``file``, and what :func:`kd.ship.serving.answers.answer` gives; of masks ``mask`` (class ids ``(H, W)`` at the
-            picture's own size), of a student without a classifier ``features`` ``(D,)``.
+            ``file``, and what :func:`kd.ship.serving.answers.answer` gives; in its place, for segmentation ``mask`` (class
+            ids ``(H, W)`` at the picture's own size), for a student without a classifier ``features`` ``(D,)``.
         """
         opened = self.opened
         model = opened.model.to(self.device).eval()
         crop_ratio = None if opened.kind == "segmentation" else opened.crop_ratio
         view = EvalView(opened.size, crop_ratio)
-        answered = self._answered(top)
+        row_of = self._row_maker(top)
         shown = bar(label="predicting", total=len(self.files))
         with ThreadPoolExecutor(cores()) as pool, shown:
             for first in range(0, len(self.files), BATCH):
@@ -78,11 +78,13 @@ class Predictions:
                     with torch.inference_mode():
                         logits = model(opened.preprocess(views.to(self.device))).float().cpu()
                     for (name, (_, shape)), numbers in zip(read.items(), logits, strict=True):
-                        yield {"file": name, **answered(numbers, shape)}
+                        yield {"file": name, **row_of(numbers, shape)}
                 shown.update(len(names))
 
-    def _answered(self, top: int) -> Callable[[torch.Tensor, tuple[int, int]], Row]:
-        """What makes a row of the student's numbers and the picture's height and width."""
+    def _row_maker(self, top: int) -> Callable[[torch.Tensor, tuple[int, int]], Row]:
+        """A function of the student's output for a picture and of the picture's height and width: gives the row, without
+        ``file``. Of classes it lists the ``top`` likeliest.
+        """
         if self.opened.kind == "segmentation":
             return lambda logits, shape: {"mask": ids_at(logits, shape)}
         if self.opened.kind == "features":
@@ -160,7 +162,9 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
     """
     if suffix == ".csv":
         cells = [row_cells(row) for row in rows]
-        columns = cells[:1]  # a dict is read as its keys
+        columns = cells[
+            :1
+        ]  # the first row's dict: as a row of the table it gives its keys, the header
         return csv_text([*columns, *(of_row.values() for of_row in cells)])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
@@ -187,7 +191,7 @@ def _print_rows(rows: Iterable[Row]) -> None:
 def _write_masks(
     rows: Iterable[Row], files: Sequence[str], classes: Sequence[str], folder: Path
 ) -> None:
-    """Class ids and colours at each picture's own size, in the pictures' tree below their common folder.
+    """Writes class ids and colours at each picture's own size, in the pictures' tree below their common folder.
 
     Args:
         rows: each with its ``mask``.

@@ -22,7 +22,7 @@ ANSWERS = {
 
 
 def answers_of(student: Path) -> str | None:
-    """What a student answers, see :attr:`kd.ship.finished.FinishedRun.kind`; None where only its task's own class says.
+    """What a student answers, see :attr:`kd.ship.finished.FinishedRun.kind`; None for a task that is not one of kd's.
 
     Args:
         student: ``student.safetensors``.
@@ -95,7 +95,7 @@ def check_out(kind: str, out: Path | None) -> None:
 
     Args:
         kind: see :attr:`kd.ship.finished.FinishedRun.kind`.
-        out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place.
+        out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place, which is not checked.
 
     Raises:
         UserError: another ending, or no such folder.

@@ -13,7 +13,8 @@ Runtimes = dict[str, dict[str, Any]]
 
 
 def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
-    """The run's exports that can be timed, by name.
+    """The run's exports that can be timed, by name. Left out are those of a format that is not timed, of other weights than
+    the student's present ones (reported on stderr), or without a file.
 
     Args:
         run: its folder.
@@ -21,7 +22,7 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
         made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
 
     Raises:
-        UserError: a name that the run has no export of.
+        UserError: one of ``names`` is no such export.
     """
     runnable = formats_with("timed")
     found: Runtimes = {"torch": {}}
