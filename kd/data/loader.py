@@ -106,7 +106,7 @@ class Shared:
 
 
 def listen_to_parent(worker: int) -> None:  # noqa: ARG001
-    """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals; one of its parent ends it.
+    """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals; one that its parent sends ends it.
 
     Args:
         worker: number of the worker, as torch gives it to every ``worker_init_fn``.
@@ -114,10 +114,10 @@ def listen_to_parent(worker: int) -> None:  # noqa: ARG001
     # A worker that was not forked has not inherited it.
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     if HELD_BACK:
-        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_when_signalled, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_when_told(parent: int) -> None:
+def _end_when_signalled(parent: int) -> None:
     """A worker's thread: ends the worker at once when the process ``parent`` (its id) sends a held-back signal.
 
     The training process sends SIGTERM to a worker that does not end by itself. Signals of other processes are dropped.

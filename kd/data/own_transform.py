@@ -142,9 +142,10 @@ def _seeded_by_torch() -> Iterator[None]:
 def described(value: object, depth: int = 8, modules: set[str] | None = None) -> object:
     """What an object is made of, as values of JSON: two processes give the same for the same class and settings.
 
-    A cache of a teacher's answers is found by it and by :func:`code_of` (``data.augment.transform``), and a run resumed
-    (``data.sampler``). What lies deeper than ``depth`` levels, and what has no attributes, is the text that Python shows.
-    That may name an address: then no cache of an earlier run is found, and never one of other views.
+    A cache of a teacher's answers is found by it and by :func:`code_of` (``data.augment.transform``); a resumed run
+    compares it with its checkpoint's (``data.sampler``). What lies deeper than ``depth`` levels, and what has no
+    attributes, is the text that Python shows. That may name an address: then no cache of an earlier run is found, and
+    never one of other views.
 
     Args:
         value: a transform or a sampler: its class path, and its attributes (Albumentations: its ``to_dict``). Of a

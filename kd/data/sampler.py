@@ -253,7 +253,7 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
-    """The samples of an epoch as a class of the user's draws them.
+    """The function that chooses the labelled samples of an epoch by a class of the user's, and checks what that draws.
 
     Args:
         sampler: has ``draw(targets, epoch, rng)``, which returns numbers of samples, each from 0 to ``len(targets) - 1``,
@@ -262,7 +262,7 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
         targets: of the labelled samples, as the source has them.
 
     Raises:
-        UserError: it has no such method; later, from the result: it draws something else.
+        UserError: it has no such method. The returned function raises one where ``draw`` returns anything else.
     """
     name = type(sampler).__name__
     if not hasattr(sampler, "draw"):

@@ -87,14 +87,14 @@ def scan(
         has_digests = len(found.digests) == digests_expected
         return has_digests and all(0 <= i < count for i in found.damaged)
 
-    find = partial(_look_at_all, split, label, check, max_pixels)
+    find = partial(_check_all, split, label, check, max_pixels)
     return once(memory, TypeAdapter(Scan), find, is_of_split)
 
 
-def _look_at_all(split: Split, label: str, check: Check, max_pixels: int) -> Scan:
+def _check_all(split: Split, label: str, check: Check, max_pixels: int) -> Scan:
     """Checks the pictures of a split, on all cores; arguments as of :func:`scan`."""
     count = len(split.targets)
-    look = partial(_look, split, check, max_pixels)
+    look = partial(_check_one, split, check, max_pixels)
     result = Scan({}, [])
     with ThreadPoolExecutor(cores()) as pool:
         windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
@@ -107,12 +107,11 @@ def _look_at_all(split: Split, label: str, check: Check, max_pixels: int) -> Sca
     return result
 
 
-def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
-    """Why a picture can't be used, "" where it can, and the hash of its bytes, "" where only headers are read or it can't be
-    read.
+def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
+    """Why a picture can't be used ("" where it can), and a hash of its bytes ("" where these were not read).
 
-    A picture with a mask file needs a mask of its size, with class ids and the ignored value alone (``all``). Runs in a
-    thread of :func:`scan`.
+    With ``all`` a picture with a mask file needs a mask of its size, which holds class ids and the ignored value alone.
+    Runs in a thread of :func:`scan`.
 
     Args:
         split: holds it.
@@ -150,8 +149,8 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
 def facts_of_machine(split: Split, since: float) -> SplitFacts:
     """The facts of a split, for which one process of a machine reads the size and time of each file.
 
-    Every process calls it; nobody takes a note that is older than ``since``. Small splits, and those that can't be
-    compared, are read by each process.
+    Every process calls it; a file of facts that was written before ``since`` is not used. Small splits, and those that
+    can't be pickled, are read by each process.
 
     Args:
         split: listed alike in all processes.

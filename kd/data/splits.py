@@ -111,7 +111,11 @@ class Splits:
         return parts
 
     def _loaded(self, name: str) -> Split:
-        """A split as its source gives it; a list of which no picture is on this disk is refused."""
+        """A split as its source gives it; a machine's processes share its names and targets (:meth:`FileSplit.share`).
+
+        Raises:
+            UserError: as of :meth:`Source.load`; or a list of which no picture is on this disk.
+        """
         split = self.source.load(name)
         self.source.check_listed(split, name, f"data.source.{name}")
         if isinstance(split, FileSplit):
@@ -154,7 +158,7 @@ class Splits:
         Each class gives a share ``val_fraction`` of its pictures, by the seed.
 
         Raises:
-            UserError: one picture, or one of each class.
+            UserError: the source has a single picture, or one of each class.
         """
         if "whole" not in self._listed:
             self._listed["whole"] = [self._loaded("train")]
@@ -242,6 +246,7 @@ class Splits:
         return self._facts_of(self.split(name))
 
     def _facts_of(self, split: Split) -> SplitFacts:
+        """The facts of a split object; found once for each, and kept with it."""
         from kd.data.scan import facts_of_machine
 
         if id(split) not in self._facts:
@@ -251,12 +256,14 @@ class Splits:
         return facts
 
     def _checked(self, split: Split, name: str) -> Split:
-        """A part of a split without its damaged pictures, which are added to ``skipped``, or refused
-        (``data.on_bad_image=stop``).
+        """A part of a split without its damaged pictures, which are added to ``skipped``; keeps the hashes of all others.
 
         Args:
             split: as the source lists it.
             name: ``train``, ``unlabeled``, ``val``, ``probe train`` or another one: for messages, and for ``_digests``.
+
+        Raises:
+            UserError: there are damaged pictures (``data.on_bad_image=stop``), or all are damaged.
         """
         from kd.data.scan import scan, usual
 
@@ -286,8 +293,8 @@ class Splits:
     def shared(self) -> list[tuple[str, str]]:
         """Names of validation pictures that are labelled training pictures too, each with the name of the first such one.
 
-        The same bytes count where both splits were read whole (``data.check=all``), else the same path. Call it once both
-        splits have been checked: before, it is empty.
+        The same bytes count where both splits were read whole (``data.check=all``), else the same path. Empty before both
+        splits have been checked, and where pictures that were not read whole are no files.
         """
         if not {"train", "val"} <= self._digests.keys():
             return []
@@ -356,7 +363,7 @@ class Splits:
             )
 
     def list_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``, for ``kd-eval folder=``.
+        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``: a command's option ``folder=``.
 
         ``classes`` become the source's.
 

@@ -219,7 +219,7 @@ class MixPairs:
         """Mixes pairs as they were drawn, one after the other: a pair stays in the CPU's cache.
 
         Args:
-            images: uint8 ``(N, 3, H, W)``.
+            images: uint8 ``(N, 3, H, W)``, on the CPU; not changed.
             targets: class ids ``(N,)``; -1 without a label.
             mixes: of different pairs.
 
@@ -254,7 +254,7 @@ class MixPairs:
             label, or is mixed with one, has no label after: both shares are 0.
         """
         count = len(targets)
-        partners = torch.arange(count) ^ 1  # 2k and 2k + 1
+        partners = torch.arange(count) ^ 1  # 2k and 2k + 1; a last one without a partner is its own
         partners[count // 2 * 2 :] = count - 1
         shares = torch.ones(count, dtype=torch.float64)
         is_mixed = torch.zeros(count, dtype=torch.bool)

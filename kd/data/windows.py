@@ -43,7 +43,8 @@ class WindowedLoader:
         window: list[dict[str, Any]] = []
         for batch in self.loader:
             window.append(batch)
-            if len(window) >= min(self.size, left):  # beyond the trainer's last one each by itself
+            # once the trainer takes no more (left = 0) each batch is a window of its own
+            if len(window) >= min(self.size, left):
                 yield from with_window(window)
                 left -= len(window)
                 window = []

@@ -42,9 +42,10 @@ class Wanted:
         return any(loss.for_maps for loss in self.losses)
 
     def of(self, name: str) -> "Wanted":
-        """What is wanted of one teacher, under its name; its logits are also needed for the mean of all.
+        """What is wanted of one teacher: its logits and its layers' features, under its ``name``.
 
-        The losses that read the mean are listed among its own. Falsy where nothing of it is wanted.
+        Its logits are wanted where a loss reads them, or reads the mean of all teachers; the losses of both kinds are in one
+        list. The result is falsy where nothing of this teacher is wanted.
         """
         losses: list[LogitLoss] = []
         reads_logits = False

@@ -75,17 +75,17 @@ class Kind:
 
 
 def shared_place(kinds: Sequence[Kind]) -> str:
-    """The folder or URL that holds all of several kinds of answers; of one kind its own."""
+    """The folder or URL in which several kinds of answers lie side by side; of a single kind its own place."""
     place = kinds[0].place
     return place if len(kinds) == 1 else place.rpartition("/")[0]
 
 
 def describe_kinds(kinds: Iterable[Kind]) -> dict[str, Any]:
-    """What several kinds of answers hold together, for ``summary.json`` and the terminal.
+    """What several kinds of answers hold together, for ``summary.json`` and the terminal; ``kinds`` are without pixels.
 
     Returns:
-        ``format`` of the logits (or "features alone") with what else describes them, and ``features``: their shapes by
-        ``layer:tokens``.
+        ``format`` of the logits (or "features alone") with what else describes them, and, where there are features,
+        ``features``: their shapes by ``layer:tokens``.
     """
     whole: dict[str, Any] = {"format": "features alone"}
     features = {}
@@ -163,7 +163,12 @@ class AnswerStore:
         self._open()
 
     def _begin(self) -> None:
-        """Makes what is missing of a cache of this machine, or compares its fingerprint."""
+        """Makes what is missing of a cache on this machine, under its lock, compares its fingerprint and opens its files.
+
+        Raises:
+            UserError: the folder holds other files or another fingerprint, or the disk has no room.
+            OSError: it can't be written.
+        """
         folder = self.kind.folder
         file = folder / FINGERPRINT
         if not os.path.lexists(file):
@@ -205,7 +210,10 @@ class AnswerStore:
                 self._grow(view)
 
     def _grow(self, view: int) -> None:
-        """Reserves the whole file, so that a full disk raises here; clears the checksum of a truncated record."""
+        """Lengthens a view's file to its whole size and reserves the disk, so that a full disk raises here (an OSError).
+
+        A last record that was cut gets an empty checksum: the zeros after it must not complete it.
+        """
         file = self._files[view]
         whole_size = self.samples * self.record_bytes
         size = os.fstat(file).st_size
@@ -242,7 +250,7 @@ class AnswerStore:
         """Reads records.
 
         Args:
-            view: number of the view.
+            view: number of the view; not read where one record is for all views (:attr:`Kind.every_view`).
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
@@ -286,7 +294,7 @@ class AnswerStore:
         return self.read(view, index)[1]
 
     def written(self, view: int, index: np.ndarray) -> np.ndarray:
-        """As :meth:`present` by the first bytes of each record alone, which may be damaged."""
+        """As :meth:`present`, but reads the first bytes of each record alone: a damaged record counts too."""
         if self.kind.every_view:
             view = 0
         return are_written(self._files[view], index, self.record_bytes)
@@ -300,7 +308,7 @@ class AnswerStore:
             records: uint8 ``(N, record_bytes)``; the bytes of their checksums are not read.
 
         Raises:
-            OSError: they can't be written.
+            OSError: they can't be written, or the store is a published one.
         """
         if self.kind.published:
             raise OSError(errno.EROFS, "published answers are only read")
@@ -349,7 +357,10 @@ def fingerprint_text(place: str, key: str) -> str:
 
 
 def fingerprints_in(place: str, key: str = "describe") -> Iterator[tuple[str, str]]:
-    """Folder (or URL) and text of each fingerprint at a place and below it, the nearest first; ``key`` is for messages."""
+    """Folder (or URL) and text of each fingerprint at a place and up to three folders below it, the nearest first.
+
+    A file of this machine that can't be read is passed over; of a URL it is a UserError, which begins with ``key``.
+    """
     if not is_url(place):
         for depth in range(DEPTH):
             for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
@@ -365,12 +376,10 @@ def fingerprints_in(place: str, key: str = "describe") -> Iterator[tuple[str, st
 
 
 def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:
-    """Copies a cache's files of one kind to a folder or URL, the fingerprint last; returns their bytes.
-
-    Rank 0 of ``kd-cache out=`` calls it once the cache is filled.
+    """Copies a cache's files of one kind to a folder or URL, the fingerprint last; returns the bytes of all records.
 
     Args:
-        store: holds the answers, all of them.
+        store: filled, on this machine.
         out: folder or URL of this kind of answers.
         views: numbers of all views of ``store``; advanced as they are written, so that a bar around them moves.
 
@@ -465,7 +474,8 @@ def _plain_file(path: Path, flags: int) -> int:
     """Opens a file of the cache; ``flags`` as of :func:`os.open`. Gives its descriptor.
 
     Raises:
-        OSError: it is a link, a second name of another file, or no file at all; whatever it leads to is left alone.
+        OSError: it can't be opened; or it is a link, a second name of another file, or not a regular file (a pipe): what it
+            leads to is not read or written.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

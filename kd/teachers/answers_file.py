@@ -131,7 +131,7 @@ class AnswersFile:
 
 
 def _cells(file: str) -> Iterator[Cell]:
-    """The numbers of a file, one after the other; their classes are not checked.
+    """The numbers of a file, one after the other: place, picture, class and number; classes and numbers are not checked.
 
     Raises:
         UserError: an unreadable file, or missing columns.
@@ -172,7 +172,11 @@ def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """The columns of a parquet file, and its rows by column; needs pyarrow."""
+    """The columns of a parquet file, and its rows by column.
+
+    Raises:
+        UserError: pyarrow is not installed, or the file can't be read or names more rows than it has bytes.
+    """
     try:
         from pyarrow import parquet
 
@@ -247,7 +251,7 @@ def _are_shares(file: str, pictures: Sequence[str], numbers: np.ndarray) -> bool
 def _logits_of(
     file: str, numbers: np.ndarray, classes: Sequence[str], are_probabilities: bool
 ) -> np.ndarray:
-    """Logits ``(N, C)``, float32, of a file's numbers ``(N, C)``, NaN where it has none (see :class:`AnswersFile`).
+    """Logits ``(N, C)``, float32, without NaN, from a file's numbers ``(N, C)``, which are NaN where the file has none.
 
     Raises:
         UserError: logits without one of the classes.
@@ -268,7 +272,10 @@ def _logits_of(
 
 
 def _ends(name: str) -> Iterator[str]:
-    """A path, and what is left of it without its first folders, the longest first: of at most :data:`MOST_PARTS` parts."""
+    """A path, then what is left of it without its first folder, its first two, and so on, down to the file's name.
+
+    What is left has at most :data:`MOST_PARTS` parts: of a deeper path the longest ends are passed over.
+    """
     parts = Path(name).parts
     yield "/".join(parts)
     for first in range(max(1, len(parts) - MOST_PARTS), len(parts)):

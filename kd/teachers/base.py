@@ -90,12 +90,15 @@ class RunTeacher:
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
     ) -> "RunTeacher":
-        """Moves each member to where it answers; a later call moves it again.
+        """Moves each member to where it answers; a later call moves it again. A single model overrides this.
 
         Args:
             device: the student's; ``placement`` of a member may name another.
             dtype: of the weights, see :func:`kd.teachers.frozen.dtype_for`.
             keep: keep the weights as loaded until :meth:`forget_original`: students may start from them.
+
+        Returns:
+            The teacher itself.
         """
         for member in self.members.values():
             member.to(device, dtype, keep)
@@ -108,9 +111,9 @@ class RunTeacher:
                 member.to(device, member.dtype)
 
     def expect(self, task: Task) -> None:
-        """Receives the task that its answers serve: :meth:`as_logits` depends on its link.
+        """Takes over the ``link`` of the task that the answers serve, by which :meth:`as_logits` recognises probabilities.
 
-        A student's objective calls it when it is built; until then outputs count as logits.
+        Members take it over too; a teacher without a classifier has none. Before the call outputs count as logits.
         """
         self.link = task.link if self.has_head else ""
         for member in self.members.values():
@@ -121,7 +124,8 @@ class RunTeacher:
         """The logits for a model's outputs ``(N, C, ...)``: the outputs, or, for a model that ends with the
         softmax or sigmoid of the task, the logits that give these probabilities.
 
-        The first outputs decide which it is; where they are probabilities, a line is printed.
+        The first outputs after :meth:`expect` decide for all later ones, and a line is printed where they are
+        probabilities. While torch compiles a model, nothing is decided.
         """
         first = self.gives_probabilities is None and not torch.compiler.is_compiling()
         if first and self.link:
@@ -188,7 +192,7 @@ class Ensemble(RunTeacher):
         """Joins teachers by name; their weights become shares that add to 1.
 
         Raises:
-            UserError: a weight where there is no mean.
+            UserError: a weight other than 1, where a teacher without a classifier leaves no mean of logits.
         """
         self._members = dict(members)
         teachers = members.values()
@@ -224,7 +228,7 @@ class Ensemble(RunTeacher):
         """The logits of each teacher by name and, where wanted, their weighted mean; the wanted layers of each.
 
         Dense answers are resized to the first teacher's size for the mean. A teacher of which nothing is wanted is not
-        run.
+        run. ``name`` is not read.
         """
         together = Answer()
         for member, teacher in self.members.items():
@@ -239,7 +243,7 @@ class Ensemble(RunTeacher):
         return together
 
     def _mean(self, logits: list[Any]) -> Tensor:
-        """The weighted mean of each teacher's logits, ``(N, C)`` or maps ``(N, C, h, w)`` of any size."""
+        """The weighted mean of all teachers' logits, ``(N, C)``, or maps ``(N, C, h, w)`` of the first teacher's size."""
         size = logits[0].shape[2:]
         weighted = []
         for share, teacher_logits in zip(self._shares, logits, strict=True):
@@ -256,14 +260,14 @@ class Ensemble(RunTeacher):
 
 @contextmanager
 def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
-    """What a method of a user's class raises inside becomes one line that names the class, the key and the place.
+    """Turns an error that a user's method raises in the block into one line: the class, the key and the line of code.
 
-    A UserError, errors of kd's own classes, and of a device without memory, are raised as they are: batch sizes are found by
-    the last.
+    Raised as they are: a UserError, any error where ``given`` is of a class of kd's own, and an error of a device without
+    memory, by which batch sizes are found.
 
     Args:
-        given: object of the class.
-        method: its name.
+        given: the user's object.
+        method: name of its method that the block calls.
         key: of the teacher in the settings.
 
     Raises:
@@ -321,10 +325,10 @@ class OwnTeacher(RunTeacher):
     @annotate("teacher")
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The user's logits ``(N, C, ...)`` in float32, under ``name``; its ``answer`` gives them under "".
+        """The user's logits ``(N, C, ...)`` in float32, under ``name``; the user's ``answer`` returns them under "".
 
         Raises:
-            UserError: its ``answer`` fails, or does not give :class:`Answer` with a row of logits a picture.
+            UserError: the user's ``answer`` fails, or does not return :class:`Answer` with a row of logits a picture.
         """
         with errors_of_user(self.given, "answer", self.key):
             answer = self.given.answer(batch, Wanted(wanted.of(name).logits))

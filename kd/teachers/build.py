@@ -40,11 +40,12 @@ def build_teacher(
 ) -> RunTeacher:
     """A teacher from its settings, its logits in the order of the data's classes.
 
-    A model is built without a change of the CPU's random numbers of torch: losses' parameters don't depend on whether
+    Building a model leaves torch's random numbers on the CPU as they were: losses' parameters don't depend on whether
     candidates (``kd-size``) share a teacher. Prints a line where the input differs from what the weights name.
 
     Args:
-        spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped.
+        spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped, or what its
+            ``build`` returns where it has one.
         num_classes: C of the data.
         classes: names of the data's classes, by class id; empty: unknown, then no class is looked up by name.
         key: the teacher's configuration key, named in messages.

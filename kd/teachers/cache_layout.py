@@ -90,7 +90,15 @@ class Layout:
     def _kind(
         self, teacher: RunTeacher, label: str, own: Parts, codec: Codec, feature: Feature | None
     ) -> Kind:
-        """One kind of answers. Its folder is named by ``label`` and by what it alone depends on (``own``)."""
+        """One kind of answers. Its folder is named by ``label`` and by a digest of ``own``.
+
+        Args:
+            teacher: gives the answers.
+            label: names the kind for people.
+            own: what this kind depends on, beside what all kinds of this teacher do; "records" is added to it in place.
+            codec: how an answer is written.
+            feature: the layer; None: logits.
+        """
         own["answers"]["records"] = RECORDS
         plain = re.sub(r"[^\w.]+", "_", label)
         name = f"{plain}-{digest(own)[:8]}"
@@ -165,7 +173,9 @@ class Layout:
 
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:
-    """The temperatures at which losses can do with the largest logits, each once, ascending; () where all need all."""
+    """The temperatures at which losses can do with the largest logits, each once, ascending; losses that need all logits
+    have none.
+    """
     return tuple(sorted(set(filter(None, map(topk_temperature, losses)))))
 
 
@@ -175,7 +185,9 @@ def topk_temperature(loss: LogitLoss) -> float | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a path in a cache's folder is the folder of one kind of answers, begun or just made."""
+    """Whether a path in a cache's folder is the folder of one kind of answers: it has a fingerprint, or nothing yet but
+    what is there before one (:data:`BEGUN`).
+    """
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}

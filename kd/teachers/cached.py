@@ -66,9 +66,7 @@ class CachedTeacher(RunTeacher):
         return self.live.identity()
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; published ones count as
-        whole.
-        """
+        """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; pixels of views don't count."""
         return np.logical_and.reduce([store.present(view, index) for store in self.stores])
 
     def written(self, view: int, index: np.ndarray) -> np.ndarray:
@@ -149,7 +147,7 @@ class CachedTeacher(RunTeacher):
         """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind, by one forward for all.
 
         Args:
-            images: as the model takes them, ``(N, 3, H, W)``.
+            images: of the batch, uint8 ``(N, 3, H, W)``.
             numbers: of the pictures, ``(N,)``, named in errors.
 
         Raises:

@@ -60,7 +60,7 @@ class Chat(AnswerServer):
         self._question = ""
 
     def connect(self, classes: Sequence[str]) -> dict[str, Any]:
-        """Reads the key and writes the question; the endpoint is first asked with the first picture.
+        """Reads the key from the environment and writes the question; no request is sent before the first picture's.
 
         Args:
             classes: names of the data's classes, by class id.
@@ -102,9 +102,9 @@ class Chat(AnswerServer):
             exact: of the interface; not read.
         """
         with ThreadPoolExecutor(len(views)) as pool:
-            return np.stack([*pool.map(self._asked_for, views)])
+            return np.stack([*pool.map(self._ask_about, views)])
 
-    def _asked_for(self, view: np.ndarray) -> np.ndarray:
+    def _ask_about(self, view: np.ndarray) -> np.ndarray:
         """Asks for one view, uint8 ``(H, W, 3)``, sent as PNG: log-probabilities ``(C,)``, float32.
 
         One token is generated at temperature 0; its alternatives' log-probabilities are the answer.
@@ -138,9 +138,10 @@ class Chat(AnswerServer):
         return self._log_probabilities(logprobs)
 
     def _log_probabilities(self, logprobs: Sequence[tuple[str, float]]) -> np.ndarray:
-        """Logarithms of the classes' probabilities ``(C,)``, float32, of tokens with the logarithms of theirs.
+        """The logarithms of the classes' probabilities ``(C,)``, float32, from (token, logarithm of its probability).
 
-        Tokens with one letter of the same case and whatever else is no letter (``A``, `` A``, ``A.``) count together.
+        Tokens that hold the same single letter, in the same case, count together (``A``, `` A``, ``A.``). The
+        probabilities add up to 1.
 
         Raises:
             UserError: NaN or a logarithm above 0.01, or no probability for a letter of a class.

@@ -89,7 +89,7 @@ def pictures_of(data: DistillationDataModule, split: str = "train") -> dict[str,
 
 
 def digest(content: object) -> str:
-    """16 hexadecimal digits that tell a text, or what JSON writes, from any other."""
+    """A hash of a text, or of any other value as JSON: the first 16 hexadecimal digits of its SHA-256."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

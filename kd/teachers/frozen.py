@@ -77,8 +77,8 @@ class FrozenTeacher(RunTeacher):
         """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
         They are stored in ``dtype``, as autocast would cast frozen weights each step. With ``keep`` the first call of
-        all keeps a copy as loaded for :meth:`original`. A teacher in shards stays where it is. With
-        ``placement=shard`` each process must call it.
+        all keeps a copy as loaded for :meth:`original`. The first call also compiles the model, where ``compile`` is set.
+        A teacher in shards stays where it is. With ``placement=shard`` each process must call it.
 
         Raises:
             UserError: no such device, or no other process to share the weights with.
@@ -92,8 +92,9 @@ class FrozenTeacher(RunTeacher):
             own = self.in_the_datas_classes()
             if own is self.model:
                 self._original = copy.deepcopy(own)
-            else:
+            else:  # a copy already
                 self._original = own
+        # the classifier as loaded, before its weights are cast
         has_classifier = single_classifier(self.model) is not None
         if self._classifier is None and dtype != torch.float32 and has_classifier:
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
@@ -139,11 +140,10 @@ class FrozenTeacher(RunTeacher):
         self.is_shared_out = True
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward.
+        """The logits, wanted or not, and the features of the wanted layers, under ``name``; one forward.
 
-        Without a classifier and layers it does not run.
-
-        Features are float32, on the device of the pictures.
+        A model without a classifier gives no logits, and does not run where no layer is wanted. Features are float32, on the
+        device of the pictures.
         """
         images = batch["image"]
         layers = [layer for layer in wanted.features if layer[0] == name]
@@ -176,8 +176,10 @@ class FrozenTeacher(RunTeacher):
     @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
-        """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, or features."""
-        # Whatever was called on it in between: its dropout and BatchNorm never wake.
+        """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, on the pictures' device;
+        without a classifier the model's features.
+        """
+        # Someone may have called train() on the model: dropout and BatchNorm must stay off.
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         with torch.autocast(self.device.type, enabled=False):
@@ -215,8 +217,8 @@ class FrozenTeacher(RunTeacher):
     def original(self) -> nn.Module:
         """The model with the data's classes and its weights as loaded: the copy that :meth:`to` has kept.
 
-        Without one :meth:`in_the_datas_classes`, which is as loaded, on the CPU, until the teacher is placed. Students
-        that inherit start from it.
+        Where no copy was kept, :meth:`in_the_datas_classes`: its weights are as loaded only before the first :meth:`to`.
+        Students that inherit start from the result.
         """
         if self._original is not None:
             return self._original
@@ -227,7 +229,7 @@ class FrozenTeacher(RunTeacher):
         self._original = None
 
     def in_the_datas_classes(self) -> nn.Module:
-        """The model itself, or a copy whose classifier has the data's classes where :attr:`columns` is set.
+        """The model itself; where :attr:`columns` is set, a copy whose classifier has the data's classes in their order.
 
         Raises:
             UserError: as of :meth:`classifier`.

@@ -63,7 +63,7 @@ def held_in(place: str) -> list[Held]:
 def _held(folder: str, text: str) -> Held | None:
     """One kind of answers in ``folder`` by the text of its fingerprint; None where that is not a fingerprint.
 
-    Of a cache of this machine all files are read to count the answers that are there; a published one is whole.
+    On this machine the first bytes of each record are read to count those that are there; behind a URL all are there.
     """
     parts = parts_in(text)
     pictures = parts.get("data", {}).get("pictures")
@@ -137,12 +137,13 @@ def nearest_cache(caches: Mapping[str, Parts], wanted: Parts, key: str) -> tuple
 
 
 def differing_from_others(cache: CachedTeacher) -> str:
-    """The settings by which the nearest answers on this machine differ from those that a run lacks, for a message.
+    """The settings by which the nearest answers on this machine differ from those that a run lacks, to end a message.
 
-    Answers count where they are kept when ``cache_dir`` names no folder.
+    Only answers of the cache's first kind (logits, or a layer's features) count, and only those below kd's cache folder,
+    where they are kept without ``cache_dir``.
 
     Returns:
-        "" where no logits, or no features of the layer, are there.
+        Text that begins with ";"; "" without such answers.
     """
     kind = cache.kinds[0]
     layer = kind.parts["answers"].get("features")

@@ -101,8 +101,9 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
     """Those of :func:`open_cache`'s checks that need no teacher on its device.
 
     Called before the students' start is fitted, so that a cache of other views or pictures is refused before these
-    minutes, not after them. Of the folders those that ``cache_dir`` names are read: others are found by what they hold.
-    Nothing is checked where one teacher has ``cache=auto``: it decides later, and never refuses.
+    minutes, not after them. Only folders that ``cache_dir`` names are read: any other is named after its fingerprint, so
+    it can't hold answers to other views. Nothing is checked where one teacher has ``cache=auto``, which is decided later
+    and refuses nothing.
 
     Args:
         teacher: or several, on whatever device.
@@ -245,7 +246,7 @@ def _check_size(teacher: RunTeacher, kinds: Sequence[Kind], layout: Layout) -> N
 
 
 def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
-    """Whether the folder of one kind of answers, or of pixels, holds some already.
+    """Whether the cache of one kind of answers, or of pixels, was begun: its folder has a fingerprint, which must fit.
 
     Args:
         kind: on this machine.

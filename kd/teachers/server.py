@@ -118,6 +118,8 @@ class AnswerServer:
     def logits_of(self, views: np.ndarray) -> np.ndarray:
         """Logits (or probabilities) float32 ``(N, C)`` of views uint8 ``(N, H, W, 3)``, at most :attr:`batch` of them.
 
+        Waits first as long as ``from.rate`` demands; counts the pictures (:attr:`asked`) and the :attr:`seconds`.
+
         Raises:
             UserError: the server refuses or can't be reached, the budget is used up, or an answer that is not in the
                 protocol or not finite.
@@ -273,7 +275,10 @@ class AnswerServer:
     def _once(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[int, bytes, dict[str, str]]:
-        """Sends one request on a connection that is kept for the next, without a second try.
+        """Sends one request on a connection that is kept for the next one.
+
+        A kept connection that the server has closed is replaced by another; any other failure is raised, without a second
+        try.
 
         Returns:
             The HTTP status, the body (at most :data:`LARGEST_ANSWER` bytes) and the headers, their names in lower case.

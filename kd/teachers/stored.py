@@ -86,7 +86,7 @@ class StoredAnswers(RunTeacher):
         return True
 
     def named(self, spec: TeacherSpec, key: str) -> "StoredAnswers":
-        """The teacher with its settings.
+        """Takes over its settings (``cache`` becomes ``only``) and its key; returns itself.
 
         Raises:
             UserError: a setting that stored answers can't follow.
@@ -99,11 +99,14 @@ class StoredAnswers(RunTeacher):
         return self
 
     def attach(self, data: DistillationDataModule, split: str = "val") -> None:
-        """Finds the answers to the pictures whose batches name no view, and for ``val`` those to the training pictures.
+        """Opens the stored answers to a split, which :meth:`answer` reads from then on.
+
+        For ``val`` it first finds those to the training pictures (:meth:`kinds`), and takes over the name of what has
+        answered and how many views are stored.
 
         Args:
             data: of the run.
-            split: whose pictures are measured.
+            split: its batches name no view.
 
         Raises:
             UserError: answers to other pictures, views or classes, or answers that are not all there.
@@ -137,7 +140,11 @@ class StoredAnswers(RunTeacher):
         self._split = split
 
     def _kind(self, data: DistillationDataModule, split: str) -> Kind:
-        """The stored answers to a split of the data; the first difference where there are others alone."""
+        """The stored answers to a split of the data; also keeps the identity of what has answered.
+
+        Raises:
+            UserError: no answers to this split, or only answers to other pictures, views or classes: the first difference.
+        """
         differing: UserError | None = None
         for place, text in fingerprints_in(self.folder, f"{self.key}.answers"):
             if not place.rpartition("/")[2].startswith(f"{split}-"):

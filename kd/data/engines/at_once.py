@@ -65,6 +65,7 @@ def finish(
     tables = [step.numbers() for step in steps]
     if labels is not None:
         tables += [_shares(mixes, images.shape), torch.from_numpy(labels)]
+    # one transfer for all tables; the empty one, as there may be none
     sent = torch.cat([table.flatten() for table in [*tables, torch.empty(0)]])
     sent = sent.to(images.device, non_blocking=True)
     parts = sent.split([*map(torch.numel, tables), 0])
@@ -102,7 +103,10 @@ class BatchChange:
         return torch.empty(0)
 
     def apply(self, levels: Tensor, numbers: Tensor) -> Tensor:
-        """The changed batch, float ``(N, 3, H, W)``, whole levels 0..255 as it is given; ``numbers`` are on its device."""
+        """The changed batch, float ``(N, 3, H, W)``, whole levels 0..255 as it is given; ``numbers`` are on its device.
+
+        ``levels`` may be changed in place.
+        """
         for place, parameters in self.drawn:
             levels[place] = self.transform.transform(levels[place], tensors(parameters))
         return levels
@@ -156,7 +160,8 @@ class Jitter(BatchChange):
         """``(N, 2 * TURNS * 21 + 12)``: each change of :func:`_changed`, :data:`NEXT`, and where red, green and blue begin
         once the hue is turned, in sixths of the circle."""
         count = self.shape[0]
-        # Of each change: how much of the pixel, of its grey, of the picture's mean grey; and what is added.
+        # Of each change: how much of the pixel, of its grey, of the picture's mean grey; and what is added. Of each picture
+        # the changes before the turn of its hue, and those after it.
         sides: list[tuple[list[Row], list[Row]]] = [([], []) for _ in range(count)]
         hues = torch.zeros(count, 1)
         for place, parameters in self.drawn:
@@ -177,16 +182,16 @@ class Jitter(BatchChange):
         return torch.cat(of_all, dim=1)
 
     def apply(self, levels: Tensor, numbers: Tensor) -> Tensor:
-        """Whole levels 0..255."""
+        """The changes before the turn of the hue, that turn, and the changes after it; whole levels 0..255."""
         changes, of_next, starts = numbers.split([2 * TURNS * 21, 9, 3], dim=1)
         before, after = changes.view(-1, 2, TURNS, 21).unbind(1)
         levels_N3L = levels.flatten(2)
-        for turn in range(TURNS):
-            levels_N3L = _changed(levels_N3L, before[:, turn])
+        for i in range(TURNS):
+            levels_N3L = _changed(levels_N3L, before[:, i])
         if any(parameters[STRENGTHS[HUE]] for _, parameters in self.drawn):
             levels_N3L = turn_hue(levels_N3L, of_next.view(-1, 3, 3), starts[:, :, None])
-        for turn in range(TURNS):
-            levels_N3L = _changed(levels_N3L, after[:, turn])
+        for i in range(TURNS):
+            levels_N3L = _changed(levels_N3L, after[:, i])
         return levels_N3L.round().view_as(levels)
 
 

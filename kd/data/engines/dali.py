@@ -253,11 +253,11 @@ class OneAhead:
     def __iter__(self) -> Iterator[object]:
         """The loader's batches in order; what an unfinished pass has left scheduled is dropped first."""
         self.views.forget()
-        for batch, _ in pairwise(chain(map(self._begun, self.loader), [None])):
+        for batch, _ in pairwise(chain(map(self._schedule_views, self.loader), [None])):
             yield batch
 
-    def _begun(self, batch: object) -> object:
-        """The same batch, once its views are scheduled."""
+    def _schedule_views(self, batch: object) -> object:
+        """Schedules the views of a batch, where it is one of this engine's, and returns the batch."""
         if isinstance(batch, dict) and "plan" in batch:
             self.views.schedule(batch["plan"], self.device)
         return batch

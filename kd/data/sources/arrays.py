@@ -19,10 +19,10 @@ SHARED = 2**20
 
 
 def shared(array: np.ndarray) -> np.ndarray:
-    """The same array as pages of a file in the cache folder, which all processes that hold it share; a small one as it is.
+    """The same array as pages of a file in the cache folder, which all processes that hold it share.
 
-    So is one for which the disk has no room. The process that has written the file deletes it when it ends: the others
-    keep its pages.
+    An array smaller than :data:`SHARED`, or for which the disk has no room, is returned as it is. The process that has
+    written the file deletes it when it ends: the others keep its pages.
     """
     if array.nbytes < SHARED:
         return array

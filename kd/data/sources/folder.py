@@ -126,12 +126,14 @@ class ImageFolder(Source):
         return UserError(f"{key}: folder {folder} not found; {self.root} has {names}{says}")
 
     def _check_classes(self, folder: str, names: Sequence[str]) -> None:
-        """Refuses a training folder without class folders, and one of a single class beside a table of pictures, whose words
-        the message has.
+        """Refuses a training folder without class folders, and one of a single class where a table lies in the root.
 
         Args:
             folder: of the training pictures.
             names: of its class folders.
+
+        Raises:
+            UserError: names the folder, and the words that read the table.
         """
         root = self.folder
         tables = []
@@ -190,6 +192,9 @@ class ImageFolder(Source):
         Args:
             names: of the folders in the root.
             named: those that mean a split.
+
+        Raises:
+            UserError: names the folders, and the settings that decide.
         """
         suspects: list[str] = []
         root = self.folder

@@ -49,7 +49,7 @@ class _Drawn(Source):
         drawing_program().check(train_per_class=train_per_class, val_per_class=val_per_class)
 
     def _folder(self, split: str) -> str:
-        """The folder of a split, which is drawn where it is not there yet; one process of a machine draws.
+        """The folder of a split, which is drawn where it is not there yet, by one process of a machine; sets ``root``.
 
         Raises:
             UserError: not one of :data:`SPLITS`.

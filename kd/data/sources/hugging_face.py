@@ -257,8 +257,13 @@ class HuggingFace(Source):
         return self._names
 
     def _name(self, split: str) -> str | None:
-        """The data set's name of a split: the one of the settings, else the one that means it; None where there is none, but
-        of ``train`` its own name. A UserError where two fit.
+        """The data set's name of a split; None where it has no such split, and for ``val`` where the setting is null.
+
+        The name in the settings counts first (of local files the split that it means), then ``split`` itself where a split
+        has that name, then a name that means it. ``train`` is returned where none does: loading it reports that.
+
+        Raises:
+            UserError: two names fit equally well.
         """
         given = self.given.get(split)
         if given not in (None, "auto"):
@@ -307,7 +312,11 @@ def local_files(folder: str) -> LocalFiles:
 
 
 def _files_of_a_reader(folder: str) -> tuple[str, list[str], list[str]]:
-    """The reader of ``datasets`` that most files of a folder need, these files, and those with the columns of pictures."""
+    """The reader of ``datasets`` that most files of a folder need, these files, and those with the columns of pictures.
+
+    Raises:
+        UserError: no such files, or one that is refused: it is not a regular file, or a damaged parquet file.
+    """
     by_reader: dict[str, list[str]] = {}
     beside = []
     for path in map(Path, sorted(files_under(folder))):
@@ -337,7 +346,7 @@ def _split_of_file(folder: str, file: str) -> str | None:
 
 
 def _check_card(folder: str, file: str) -> None:
-    """Refuses a folder whose card says which files are a split, for a file whose name says none."""
+    """Refuses, by a UserError, a folder whose card says which files are a split; ``file``: one whose name says none."""
     for name in CARDS:
         card = Path(folder, name)
         if card.is_file() and "data_files" in text_of(card, errors="replace"):

@@ -39,7 +39,10 @@ DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 
 
 def words_that_read(table: str, folders: Sequence[str]) -> str:
-    """The words that read a table of pictures: its folder and its columns, as far as its first row says which they are.
+    """The words of a command line that read a table of pictures (``data.source=...``), for a message.
+
+    The first row says which column has the paths, which folder they start at and which ending they lack: the first
+    combination of these that is a file. Else the words hold a place for the folder (``FOLDER``).
 
     Args:
         table: path of a list of pictures.
@@ -154,9 +157,10 @@ class Manifest(Source):
         return joined(self.lists.get(split) or self.lists["train"])
 
     def _rows_of(self, split: str) -> tuple[dict[str | None, Rows], str | None]:
-        """The rows of a split's list by the splits that they name, which are read once, and the key of this split's.
+        """The rows of a split's list by the split that they name, and the key under which those of ``split`` are.
 
-        A test split validates where there is no validation split. The key may be missing.
+        The key is None where the split has a list of its own, in which no row names it. A key that is not in the rows: the
+        list has none of this split. A test split validates where there is no validation split. Each list is read once.
 
         Raises:
             UserError: the list is not there, or is no list of pictures.
@@ -350,10 +354,12 @@ class Manifest(Source):
         return paths, Column(np.array(targets, np.int32).ravel())
 
     def _joined(self, paths: Names, labels: list[list[str]]) -> tuple[Names, list[list[str]]]:
-        """The rows, those of one picture joined where it may have several labels.
+        """Paths and labels of the rows; with ``multi_label`` the rows of one picture are joined.
+
+        Without it a picture that is listed twice with the same label stays so. A note says how many rows repeat a picture.
 
         Raises:
-            Unfit: where it may not: a picture without a label, with several, or listed with two.
+            Unfit: without ``multi_label``, a row without a label or with several, or a picture that is listed with two.
         """
         for path, found in zip(paths, labels, strict=True):
             if not self.several and len(found) != 1:

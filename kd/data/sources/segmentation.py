@@ -76,7 +76,8 @@ class MaskSplit(FileSplit):
     def check_turned(self, i: int, picture: Image) -> None:
         """Refuses a picture that its EXIF orientation turns, where it is not known whether its mask is turned with it.
 
-        It is where the mask has the same orientation, or none and the sides of the turned picture.
+        It is known where the mask has the same orientation; or where it has none, but has the width and height of the turned
+        picture, which is not square.
 
         Args:
             i: its number.

@@ -148,7 +148,7 @@ class Shards(Source):
         """The content of a file of the pack that says where pictures are.
 
         Raises:
-            UserError: there is none, it can't be fetched, or it is larger than any.
+            UserError: no such file, it can't be fetched, or it is larger than :data:`LARGEST_LIST`.
         """
         try:
             return small_file(f"{self.root}/{name}", LARGEST_LIST)

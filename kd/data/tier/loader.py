@@ -28,7 +28,7 @@ PATIENCE_S = 300.0  # without a single batch
 
 
 Call = tuple[Worker, BatchJob | None]
-"""The maker that is called, and its batch; without one: the maker's first words."""
+"""The maker that is called, and the batch that it makes; None: it greets (:meth:`BatchMaker.greet`)."""
 
 
 class TierLoader(DataLoader):
@@ -256,7 +256,7 @@ class Tier:
             for machine in scheduler.present(present):
                 self._say(f"{machine.name} has gone", scheduler)
                 for maker in [maker for maker in scheduler.makers if maker.machine is machine]:
-                    self._lost(maker, scheduler)
+                    self._reassign(maker, scheduler)
             for machine in scheduler.working:
                 if before and machine.node not in before:
                     self._say(f"{machine.name} has come ({machine.cores} processes)", scheduler)
@@ -286,9 +286,10 @@ class Tier:
             self._calls[made] = maker, job
 
     def _take(self, reference: object, scheduler: Scheduler) -> None:
-        """Takes the result of a call, of which the lock need not be held: a batch, a maker's first words, or an error.
+        """Takes the result of a finished call: a batch, the versions of a maker's libraries, or an error.
 
-        A batch is copied out of the cluster's store meanwhile. Other versions of libraries than here end the run.
+        A maker of other versions than here ends the run. Call it without the lock: a batch is copied out of the cluster's
+        store meanwhile.
 
         Args:
             reference: Ray's, of a call in ``_calls``.
@@ -305,7 +306,7 @@ class Tier:
         except MakerEnded as error:
             self.cluster.end(maker.handle)
             with self._lock:
-                self._lost(maker, scheduler, error.args[0])
+                self._reassign(maker, scheduler, error.args[0])
             return
         except UserError as error:
             failed = UserError(
@@ -326,7 +327,7 @@ class Tier:
             self._hand_out(scheduler)
             self._lock.notify_all()
 
-    def _lost(self, maker: Worker, scheduler: Scheduler, memory: bool = False) -> None:
+    def _reassign(self, maker: Worker, scheduler: Scheduler, memory: bool = False) -> None:
         """Gives the batches of a maker that has ended to others; call it with the lock.
 
         A batch over which several makers have ended fails the run.

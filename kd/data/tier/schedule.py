@@ -253,7 +253,7 @@ class Scheduler:
         maker = min(free, key=lambda m: len(m.jobs))
         job = self._next_job()
         if job is None and not maker.jobs:
-            job = self._late(maker, now)
+            job = self._late_job(maker, now)
         if job is None:
             return None
         maker.jobs.append(job)
@@ -273,7 +273,7 @@ class Scheduler:
                 return next_job
         return None
 
-    def _late(self, maker: Worker, now: float) -> BatchJob | None:
+    def _late_job(self, maker: Worker, now: float) -> BatchJob | None:
         """A batch that was last given out more than :data:`SLOW` times the usual time ago, and more than :data:`SLOW_S`
         seconds; None without such a batch.
 
