@@ -1,8 +1,8 @@
 """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) as kd uses it.
 
 Two things differ. On a CPU it iterates in float32: bfloat16 is 20 to 30 times as slow there without instructions for
-it. On other devices weights of one shape, standing or lying, but for shards, are orthogonalised together: the step of a
-ViT-Ti takes some hundred calls of operators in place of 2,700, of each of which a GPU would wait for the host. (On a CPU,
+it. On other devices weights of one shape, tall ones transposed, are orthogonalised together, unless they are shards: the
+step of a ViT-Ti takes some hundred calls of operators in place of 2,700, at each of which a GPU would wait. (On a CPU,
 where nothing waits, twelve matrices at once leave its cache, and the step takes 15 % longer.) AdaMuon (``adamuon``,
 ``nadamuon``), which is of the same class, has the first difference alone: it steps weights one by one everywhere.
 """
@@ -54,11 +54,11 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
-        """One step, in place, of the weights of a group that Muon trains (timm's class has AdamW for the rest): by shapes on
-        a device; one by one on a CPU, where weights are shards, and with arguments that tell standing matrices from lying
-        ones or take a filter apart.
+        """One step, in place, of the weights of a group that Muon trains (timm's class has AdamW for the rest).
 
-        timm's class calls it, with arguments as of :func:`step_by_shapes`.
+        By shapes on a GPU or the like. One by one on a CPU, where weights are shards, and with two settings of timm's:
+        ``scale_eps``, by which a tall matrix is treated otherwise than its transpose, and a ``conv_mode`` that takes filters
+        apart. timm's class calls it, with arguments as of :func:`step_by_shapes`.
         """
         # a shard (DTensor) has no whole matrix to lay beside others
         plain_tensors = type(params[0].data) is Tensor
@@ -125,40 +125,42 @@ def step_by_shapes(
     matrices = [update.flatten(1) for update in updates]
     coefficients = module.resolve_ns_coefficients(ns_coefficients, module._COEFFICIENTS)
     for sides in _by_shape(matrices):
-        # what stands and what lies is laid together apart: few copies
-        laid = []
-        for is_lying, numbers in enumerate(sides):
+        # each side is stacked by itself, then transposed as a whole: few copies
+        stacks = []
+        for is_tall, numbers in enumerate(sides):
             if numbers:
                 of_side = torch.stack([matrices[number] for number in numbers])
-                laid.append(of_side.mT if is_lying else of_side)
-        together = torch.cat(laid) if len(laid) > 1 else laid[0]
+                stacks.append(of_side.mT if is_tall else of_side)
+        together = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
         orthogonal = module.zeropower_via_newtonschulz(
             together, ns_steps, coefficients, eps=eps, safety_factor=safety_factor
         ).to(params[0].dtype)
-        stand, lie = orthogonal.split([len(numbers) for numbers in sides])
-        if len(lie):
-            lie = lie.mT.contiguous()
-        for numbers, found in zip(sides, (stand, lie), strict=True):
+        wide, tall = orthogonal.split([len(numbers) for numbers in sides])
+        if len(tall):
+            tall = tall.mT.contiguous()
+        for numbers, directions in zip(sides, (wide, tall), strict=True):
             if not numbers:
                 continue
             scale = 1.0
             if adjust_lr_fn:
-                scale = module.get_lr_scale(found.shape[-2:], adjust_lr_fn)
+                scale = module.get_lr_scale(directions.shape[-2:], adjust_lr_fn)
             weights = [params[number] for number in numbers]
-            steps = [one.view_as(weight) for one, weight in zip(found, weights, strict=True)]
+            steps = [one.view_as(weight) for one, weight in zip(directions, weights, strict=True)]
             torch._foreach_add_(weights, steps, alpha=-lr * scale)
 
 
 def _by_shape(matrices: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:
-    """The numbers of matrices of one shape: of those that stand, and of those that lie down for it, as
-    ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
+    """The numbers of the matrices of each shape, tall ones transposed, as ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
+
+    Returns:
+        A pair for each shape ``(R, C)`` with R <= C: numbers of the matrices ``(R, C)``, and of the tall ones ``(C, R)``.
     """
     groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for number, matrix in enumerate(matrices):
         rows, columns = matrix.shape
-        lies = rows > columns
-        shape = (columns, rows) if lies else (rows, columns)
-        standing, lying = groups.setdefault(shape, ([], []))
-        side = lying if lies else standing
+        is_tall = rows > columns
+        shape = (columns, rows) if is_tall else (rows, columns)
+        wide, tall = groups.setdefault(shape, ([], []))
+        side = tall if is_tall else wide
         side.append(number)
     return list(groups.values())

@@ -471,7 +471,8 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def take_words(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Gives each parameter group this run's own switches and words (``fused``, ``amsgrad``), which a checkpoint's replace.
+    """Sets each parameter group's switches and words (``fused``, ``amsgrad``) to this run's own, in place of those from a
+    checkpoint: all settings that are true, false, None or text.
 
     Args:
         optimizer: after its state was loaded.
@@ -538,11 +539,10 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The optimizer step of the schedule at which a resumed run continues: as many steps of the schedule are left as of the
-    run.
+    """The optimizer step of the schedule at which a resumed run continues: the schedule then ends where the run ends.
 
     With another batch size a run makes another number of steps for the same samples. So for a bound in epochs the samples
-    seen count, for ``max_steps`` the steps made.
+    seen count, for ``max_steps`` the steps made; of both bounds the one that ends the run first.
 
     Args:
         global_step: optimizer steps made so far.

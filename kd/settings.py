@@ -437,7 +437,9 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
-        """Milestones must ascend, and go with ``schedule=steps`` alone, which needs them; another word is no schedule."""
+        """Refuses an unknown word as schedule, ``schedule=steps`` without milestones or milestones without it, and
+        milestones that do not ascend.
+        """
         words = ("cosine", "steps")
         is_word = isinstance(self.schedule, str | int | float | None)
         if is_word and self.schedule not in words:

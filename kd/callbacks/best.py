@@ -45,7 +45,7 @@ class Best(Callback):
         """Whether the newest validation was the best."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Has a start that may be the best validated: makes Lightning's trial validation one of the whole set.
+        """Where the start may be the best, has it validated: makes Lightning's trial validation one of the whole set.
 
         Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the student
         starts (:attr:`kd.distill.student.Student.answers_at_its_start`).
@@ -59,9 +59,10 @@ class Best(Callback):
             trainer.num_sanity_val_steps = math.inf
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes the newest metrics, and writes the weights where they are the best; all ranks must call it.
+        """Notes the newest metrics, and writes ``best.ckpt`` where they are the best; all ranks must call it.
 
-        A validation is the best only where all ranks find so. A trial validation of a few batches is passed over.
+        A validation is the best only where all ranks find so; ``improved`` says it. A trial validation of a few batches is
+        passed over.
         """
         self.improved = False
         if is_trial_validation(trainer):
@@ -93,7 +94,8 @@ class Best(Callback):
     def _note_start(self, metrics: Metrics) -> bool:
         """Keeps the metrics before the first step; False where the monitored one is missing or not finite.
 
-        It becomes the best at the first validation of an epoch: without any the last weights are exported.
+        Its metrics become :attr:`best` only at the first validation of an epoch: in a run without any, the last weights are
+        exported, not these.
         """
         if not math.isfinite(metrics.get(self.metric, math.nan)):
             return False

@@ -66,8 +66,8 @@ def better_order(counts: Tensor) -> ClassOrder | None:
     """The order of the teacher's columns in which it is right clearly more often; None where no such order was found.
 
     Columns are matched with classes on one half of the pictures and judged on the other by a sign test
-    (:mod:`kd.proof.luck`): of the pictures that only one of two orders gets right, the new one has clearly more than half.
-    The accuracy must be clearly above that of guessing the largest class as well.
+    (:mod:`kd.proof.luck`): of the pictures that only one of the two orders, old and new, gets right, the new one must have
+    clearly more than half. Its accuracy must be clearly above that of guessing the largest class as well.
 
     Args:
         counts: of :class:`Confusions`, ``(2, C, C)``.

@@ -83,7 +83,7 @@ class FidelityRecord(Callback):
             self._compare(comparison, logits, target, index)
 
     def _add(self, wait: bool) -> None:
-        """Compares the batches that have come to the host; with ``wait`` all."""
+        """Adds the batches that have come to the host to their comparison; with ``wait`` all, once they have come."""
         for comparison, tensors in self._seen.take(wait):
             self._compare(comparison, *tensors)
 

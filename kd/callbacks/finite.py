@@ -101,11 +101,15 @@ class Finite(Callback):
             )
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
-        """Reads the losses that have come from the device; raises RunError at the first that is NaN or infinite.
+        """Reads the losses that have come from the device, in order, and keeps the first and the newest for a message.
 
         Args:
             trainer: for the epoch and rank in the message.
             wait: whether all losses are waited for.
+
+        Raises:
+            RunError: a loss is NaN or infinite; losses after it are forgotten. It names the batch's pictures, or, where the
+                loss had risen before (:meth:`_diverged`), that rise.
         """
         for batch, [loss] in self._losses.take(wait):
             if math.isfinite(loss):

@@ -33,7 +33,7 @@ class HostCopies(Generic[Tag]):
         self._pending.append((tag, list(tensors), done))
 
     def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
-        """Copies that have arrived, in the order of :meth:`add`, each once; with ``wait`` all that were begun.
+        """Gives copies that have arrived, in the order of :meth:`add`, each once; with ``wait`` it waits for all.
 
         A copy that has not arrived holds back those after it. Without a CUDA device all have arrived.
 

@@ -14,7 +14,7 @@ class LearningRate(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Logs the learning rate, at steps where a logger takes it: a call costs 0.7 ms.
+        """Logs the learning rate where :func:`kd.module.pace.logs_now` is true: a call costs 0.7 ms.
 
         With ``optim.layer_decay`` it is the last layer's, the highest; else all parameters have it.
         """
@@ -32,8 +32,8 @@ class LastStep(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Has the loggers take an epoch's last step; at ``max_steps`` sets ``trainer.should_stop``.
 
-        By that Lightning validates once more, in an epoch that has a validation, and logs the step; it ends training at
-        ``max_steps`` anyway.
+        Lightning ends training at ``max_steps`` in any case. With ``should_stop`` it first validates once more, in an epoch
+        that has a validation, and logs the step.
         """
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True

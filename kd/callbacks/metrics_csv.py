@@ -69,10 +69,10 @@ class MetricsCSV(Logger):
         write_text(self._file, text)
 
     def drop_from(self, step: int) -> None:
-        """Drops the rows of ``step`` (optimizer steps from 0) and later, which a resumed run makes again.
+        """Drops the rows of ``step`` (optimizer steps from 0) and later from the file: a resumed run makes them again.
 
-        Damaged rows go too; a file without a whole header is put aside as ``metrics.csv.damaged``. Without a file nothing
-        happens. Must come before the first row of this process.
+        Damaged rows go too. A file without a whole header is renamed to ``metrics.csv.damaged``. Without a file nothing
+        happens. Must be called before the first row of this process is logged.
         """
         header, *rows = self._lines(keepends=True) or [""]
         names = _cells(header)

@@ -168,9 +168,9 @@ class Preflight(Callback):
         return about
 
     def keep_as_it_comes(self, run: RunContext) -> None:
-        """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.
+        """Without a preflight (``off``): keeps the teacher's logits of the validation batch that was just measured.
 
-        Students are then compared with it as after a preflight, and the same epoch is the best one. Called after each
+        Students are then compared with them as after a preflight, and the same epoch is the best one. Called after each
         batch of a validation; after :meth:`all_came`, and where a preflight has run, it does nothing.
         """
         taught = run.module.validation.taught
@@ -178,7 +178,9 @@ class Preflight(Callback):
             self.kept.add(*taught)
 
     def all_came(self, trainer: Trainer) -> None:
-        """After a whole validation: all of the teacher's answers are there, and no more are kept."""
+        """Called after a whole validation: no more of the teacher's logits are kept. Where they did not fit, that is
+        reported, once.
+        """
         if self._keep_as_it_comes:
             self._report_limit(trainer)
         self._keep_as_it_comes = False
@@ -270,8 +272,8 @@ class Preflight(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training (``cache: only``), all answers of the next epoch must be there.
 
-        They are counted by batches, by the first bytes of each record. A damaged one is found when it is read. All
-        processes must call it.
+        Of each batch it counts the records that are written, by their first bytes; a damaged record is found only when it is
+        read. All processes must call it.
 
         Raises:
             UserError: names the cache's key, and how many answers are missing in all processes together.
@@ -335,9 +337,9 @@ class Preflight(Callback):
                 each.judge.update(answers, seen.target, None)
                 if each.confusions is not None:
                     each.confusions.update(answers.argmax(1), seen.target, seen.index)
-            decided = _keep(copies.take(), pictures, kept, decided)
+            decided = _keep_arrived(copies.take(), pictures, kept, decided)
         shown.close()
-        decided = _keep(copies.take(wait=True), pictures, kept, decided)
+        decided = _keep_arrived(copies.take(wait=True), pictures, kept, decided)
         if decided is None:
             # padding alone: the other processes do not run the teacher again, so nor may this one
             decided = torch.zeros(pictures, dtype=torch.long)
@@ -374,29 +376,29 @@ class Preflight(Callback):
             print(line, flush=True)
 
 
-def _keep(
-    come: Iterator[tuple[Tensor, list[Tensor]]],
+def _keep_arrived(
+    arrived: Iterator[tuple[Tensor, list[Tensor]]],
     pictures: int,
     kept: KeptLogits,
-    answers: Tensor | None,
+    decisions: Tensor | None,
 ) -> Tensor | None:
     """Adds what has come to the host: logits, and decisions by the pictures' numbers.
 
     Args:
-        come: of each batch the pictures' numbers ``(N,)``, and [decisions ``(N, ...)``, logits ``(N, C, ...)``].
+        arrived: of each batch the pictures' numbers ``(N,)``, and [decisions ``(N, ...)``, logits ``(N, C, ...)``].
         pictures: of the validation split.
         kept: takes the logits.
-        answers: the decisions so far, ``(pictures, ...)``; None before the first batch.
+        decisions: so far, ``(pictures, ...)``, changed in place; None before the first batch.
 
     Returns:
-        The decisions with those that have come.
+        The decisions with those that have come; None while no batch has.
     """
-    for index, (decided, logits) in come:
+    for index, (decided, logits) in arrived:
         kept.add(index, logits)
-        if answers is None:
-            answers = torch.zeros(pictures, *decided.shape[1:], dtype=decided.dtype)
-        answers[index] = decided
-    return answers
+        if decisions is None:
+            decisions = torch.zeros(pictures, *decided.shape[1:], dtype=decided.dtype)
+        decisions[index] = decided
+    return decisions
 
 
 def rounded_metrics(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

@@ -34,7 +34,8 @@ class FeatureProbe(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Measures each teacher and, of several, their features side by side, each scaled to length 1.
 
-        Only of a fit, and after the preflight's own ``setup``. The first process prints a line for each.
+        The results replace the preflight's. Only of a fit, and after the preflight's own ``setup``; all processes must call
+        it. The first one prints a line for each.
         """
         run = RunContext.of(trainer)
         if (

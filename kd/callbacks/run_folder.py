@@ -192,9 +192,9 @@ class RunFolder(Callback):
                 number += 1
 
     def _point_latest(self) -> None:
-        """Makes ``latest``, beside the run, name it: a link, or a one-line file where links can't be made.
+        """Points ``latest``, beside the run's folder, at the run: a link, or a one-line file where links can't be made.
 
-        It is replaced at once; a folder in its place stays.
+        An older ``latest`` is replaced in one step; where a folder has that name, the folder stays.
         """
         assert self.path is not None
         latest = self.path.parent / "latest"

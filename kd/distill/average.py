@@ -8,10 +8,10 @@ from torch import nn
 class MovingAverage(ModelEmaV3):
     """timm's average, for weights that change their device and precision after it was made.
 
-    bfloat16 weights are averaged with stochastic rounding: a move of a thousandth would be rounded away. timm makes the
-    generator of these roundings where the weights are at first, the CPU. It can't draw on a GPU, and no checkpoint has
-    its state. So each step has a generator of its own, where the weights are: a resumed run rounds as the
-    uninterrupted one, and all processes alike.
+    bfloat16 weights are averaged with stochastic rounding: a move of a thousandth would be rounded away. timm makes one
+    generator for these roundings, on the CPU, where the weights are at first. That generator can't draw on a GPU, and no
+    checkpoint has its state. So each update makes a new one where the weights are, seeded with the step: a resumed run
+    rounds as the uninterrupted one, and all processes alike.
     """
 
     def update(self, model: nn.Module, step: int | None = None) -> None:

@@ -55,7 +55,10 @@ class AttentionInFloat32(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Calls ``func``. An attention whose tensors have names is left alone: timm gives them by position."""
+        """Calls ``func``, an attention in float32 and without autocast.
+
+        An attention of more tokens, or whose tensors are given by name (timm gives them by position), is called as it is.
+        """
         named = kwargs or {}
         is_attention = func == scaled_dot_product_attention and bool(args)
         if not is_attention or args[0].shape[-2] > LONGEST:
@@ -74,14 +77,15 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         """Rounds all weights in one operation."""
-        ctx.set_materialize_grads(False)  # a layer that no loss reads has no gradient, as without
+        # the gradient of a layer that no loss reads is None, as without this class, and not zeros
+        ctx.set_materialize_grads(False)
         rounded = [torch.empty_like(weight, dtype=dtype) for weight in weights]
         torch._foreach_copy_(rounded, list(weights))
         return tuple(rounded)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Casts all gradients in one operation."""
+        """Casts all gradients in one operation; that of ``dtype``, or of a layer that no loss reads, is None."""
         known = [gradient for gradient in gradients if gradient is not None]
         if torch.is_grad_enabled():  # a gradient of gradients is asked for
             cast = [gradient.float() for gradient in known]
@@ -115,11 +119,13 @@ class CastTogether:
 
     @contextmanager
     def __call__(self, images: Tensor) -> Iterator[None]:
-        """Inside, the layers hold rounded weights; called under autocast alone.
+        """Inside, the layers hold rounded weights, where the first call has found that this gives what autocast gives.
+
+        Callers enter it under autocast alone. While torch compiles it does nothing.
 
         Args:
-            images: what the model is called with, ``(N, 3, H, W)``; the first ones are given to it twice, without
-                gradients, to compare.
+            images: what the model is called with, ``(N, 3, H, W)``; the first call runs the model twice on the first two
+                of them, without gradients, to compare.
         """
         if torch.compiler.is_compiling():
             yield
@@ -127,14 +133,17 @@ class CastTogether:
         device = images.device.type
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
-            self._groups = self._found(images, dtype)
+            self._groups = self._comparable_groups(images, dtype)
         is_slow = device == "cpu" and dtype == torch.bfloat16 and not MATRIX_INSTRUCTIONS
         widened = AttentionInFloat32() if is_slow and self._may_widen else nullcontext()
-        with _rounded(self._groups, dtype), widened:
+        with _holding_rounded(self._groups, dtype), widened:
             yield
 
-    def _found(self, images: Tensor, dtype: torch.dtype) -> list[list[Layer]]:
-        """The groups of layers whose rounding together gives what autocast gives, and whether attention may be widened."""
+    def _comparable_groups(self, images: Tensor, dtype: torch.dtype) -> list[list[Layer]]:
+        """The groups of layers whose weights are rounded together; [] where that would not give what autocast gives.
+
+        Compares both ways on the first two pictures. Also sets ``_may_widen``, which does not depend on the comparison.
+        """
         parts = list(self.model.modules())
         recomputes = any(getattr(part, "grad_checkpointing", False) for part in parts)
         if recomputes or self.model._compiled_call_impl is not None:
@@ -150,15 +159,15 @@ class CastTogether:
         in_half = torch.autocast(images.device.type, dtype, cache_enabled=False)
         with torch.no_grad(), evaluating(self.model), in_half:
             by_autocast = tree_leaves(self.model(two))
-            with _rounded(groups, dtype):
+            with _holding_rounded(groups, dtype):
                 together = tree_leaves(self.model(two))
         pairs = zip(by_autocast, together, strict=True)
         return groups if all(torch.equal(*pair) for pair in pairs) else []
 
 
 @contextmanager
-def _rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[None]:
-    """Inside, the layers hold rounded weights: an attribute of the layer is found before its parameter of that name."""
+def _holding_rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the layers hold rounded weights, as attributes: Python finds these before a parameter of the same name."""
     for group in groups:
         rounded = _Rounded.apply(dtype, *(parameter for _, _, parameter in group))
         for (module, name, _), half in zip(group, rounded, strict=True):

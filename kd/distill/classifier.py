@@ -41,8 +41,9 @@ def fit_classifier(
 ) -> str:
     """Sets a new linear classifier to a ridge regression on its features of training pictures.
 
-    Left as they are: a classifier that came with the weights, one that is inherited, SimKD's, one of maps, and any where
-    fewer than two pictures have a label, or whose teacher is stored answers. Called in the first process, before training.
+    It is fitted to the labels where the task's loss trains it, else to the teacher's logits. Left as they are: a classifier
+    that came with the weights, one that is inherited, SimKD's, one of maps, and any where fewer than two pictures have a
+    label, or whose teacher is stored answers. Called in the first process, before training.
 
     Args:
         student: with pre-trained weights.

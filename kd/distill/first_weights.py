@@ -31,7 +31,8 @@ def give_first_weights(
     Called in the first process alone, before training; the caller sends the weights to the others.
 
     Args:
-        students: changed in place; those that inherit have one parent, and as many pictures.
+        students: changed in place, their moving averages too; those that inherit share one parent and one
+            ``sample_size``.
         teacher: the run's.
         pictures: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None where there
             are none.
@@ -66,7 +67,11 @@ def _inherit(
     pictures: Callable[[int], Tensor] | None,
     device: torch.device,
 ) -> None:
-    """Overwrites students' weights with their parent's layers; arguments as of :func:`give_first_weights`."""
+    """Overwrites students' weights with their parent's layers; arguments as of :func:`give_first_weights`.
+
+    Raises:
+        UserError: no pictures to fit by, or a teacher that can't be inherited from.
+    """
     if pictures is None:
         raise UserError("model.student.inherit: needs training pictures: a DistillationDataModule")
     assert teacher is not None

@@ -55,7 +55,7 @@ def check_fit(
 
 
 def _lacking_labels(loss: DistillLoss, task: Task, data: DataInfo) -> str:
-    """What a loss needs of the data's labels and why they lack it, to stand after its name; "" where they fit."""
+    """Why the data's labels do not suffice for a loss: the end of a message, after the loss's name; "" where they do."""
     if not (loss.needs_labels or loss.needs_class_ids):
         return ""
     reason = task.no_class_id
@@ -87,7 +87,7 @@ def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
 
 
 def _names_by_memory(model: nn.Module) -> dict[int, str]:
-    """The names of a model's parameters and buffers by where they are in memory; without those that have none yet."""
+    """The names of a model's parameters and buffers by their address in memory; those without memory yet are left out."""
     names = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not is_lazy(tensor) and tensor.numel():

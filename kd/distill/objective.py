@@ -92,7 +92,7 @@ class Objective(nn.Module):
         """Passes the data's facts to task and losses, builds losses over features, refuses what is not defined. A loss of
         weight 0 is not built.
 
-        Called once, by the student that is built around it.
+        Sets :attr:`layers`, :attr:`wanted` and :attr:`lacks_labels`. Called once, by the student that is built around it.
 
         Args:
             data: classes and sizes.
@@ -141,14 +141,15 @@ class Objective(nn.Module):
     def _build(
         self, name: str, loss: FeatureLoss, teacher: RunTeacher
     ) -> dict[Layer, tuple[int, ...]]:
-        """Finds a loss's layers in both models, and builds the loss for their shapes.
+        """Finds a loss's layers in both models, keeps them in :attr:`layers`, and builds the loss for their shapes. SimKD
+        also gets a copy of the teacher's classifier.
 
         Returns:
             The shapes of the teacher's layers, for two pictures.
 
         Raises:
-            UserError: no layers, or layers that do not exist or that the loss can't compare, or several teachers of which it
-                names none.
+            UserError: no layers, or layers that do not exist or that the loss can't compare; several teachers of which it
+                names none; or a teacher that gives its answers alone, no layers.
         """
         key = f"model.taps.{name}"
         spec = self._taps.get(name)
@@ -222,7 +223,7 @@ class Objective(nn.Module):
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Sets where training is: a loss's warm-up (``DKDLoss``) and temperature (``KDLoss``) follow it. The LightningModule
-        calls it at each epoch's start; a loop of one's own does.
+        calls it before each step; a loop of one's own must call it where a loss changes over the epochs.
 
         Args:
             epoch: from 0.
@@ -235,7 +236,7 @@ class Objective(nn.Module):
 
     # -- of a batch --------------------------------------------------------------------------------------------------
     def check_targets(self, batch: Batch) -> None:
-        """Refuses training targets that the losses read in a form that the task does not have (UserError)."""
+        """Raises a UserError for training targets in another form than the task's, where any loss reads targets."""
         losses = self.active.values()
         if self.task_loss_weight or any(x.needs_labels or x.needs_class_ids for x in losses):
             self.task.check_targets(batch["target"], len(batch["image"]), training=True)
@@ -301,7 +302,9 @@ class Objective(nn.Module):
     def _named_error(
         self, name: str, pair: tuple[list[Tensor], list[Tensor]], error: Exception
     ) -> UserError:
-        """What a user's loss over features raised for a ``pair`` of features, with the loss, its layers and their shapes."""
+        """The ``error`` that a user's loss over features raised for a ``pair`` of features, as a UserError that also names
+        the loss, its layers and their shapes.
+        """
         layers = self.layers[name]
         paths = [*layers.student, *(path for _, path, _ in layers.teacher)]
         shapes = [tuple(x.shape) for x in (*pair[0], *pair[1])]

@@ -22,7 +22,8 @@ from kd.teachers.answer import Answer, Layer
 @part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
 def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int], Tensor]) -> None:
-    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
+    """Sets the statistics by which losses standardise the teachers' features, from a sample; of an inherited student it
+    also fits the losses' linear projections to the sample.
 
     Called before the first step of a run that does not resume, when the student has its first weights and the teacher is
     on its device: in the first process alone, whose tensors the caller sends to all; or in every process, where the
@@ -30,7 +31,7 @@ def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int],
     student too; any other student on the first 64 alone, for the size of its maps.
 
     Args:
-        student: of the run; where its losses need neither it is left alone.
+        student: of the run; its losses are changed in place. Where none needs either of these, no picture is read.
         teacher: of the run.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
     """

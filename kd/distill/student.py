@@ -186,7 +186,8 @@ class Student(nn.Module):
     def freeze_unreached(self) -> None:
         """Freezes the parameters that no loss reaches, as DDP waits for the gradients of all others.
 
-        They are there where features alone are learnt: those that a trial's backward pass gives no gradient.
+        Where features alone are learnt these are the parameters that get no gradient in the backward pass of a trial.
+        Where logits are learnt, losses reach all, and nothing is done.
         """
         objective = self.objective
         if objective.task_loss_weight or objective.trains_logits:
@@ -374,7 +375,8 @@ class Student(nn.Module):
 
 
 def info_without_data(task: Task, model: nn.Module) -> DataInfo:
-    """What a task, or the last layer of a model, says of the data where nothing else does.
+    """Facts of the data for a step that is given none: as many classes as the task says, else as the model's last layer
+    has outputs, named ``0``, ``1``, ...; none for a task without labels.
 
     Raises:
         UserError: neither has a number of classes, and the task has labels.

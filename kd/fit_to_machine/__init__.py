@@ -64,7 +64,8 @@ def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) 
 
 @part_of_the_start("choice of batch size and loader processes")
 def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
-    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
+    """Measures what ``data`` leaves open, and sets it there on every rank: the batch size, which rank 0 alone measures, and
+    the number of loader processes, which all ranks measure at once.
 
     The batch size comes first: how long a step takes, and so how many loader processes it needs, depends on it. Rank 0
     prints the reason of each choice.
@@ -128,7 +129,7 @@ def _choose_cache(
             print(f"cache: {why}", flush=True)
         if not pays:
             return teacher
-    return _cache(run, teacher, data, announce=on_rank_zero)
+    return _behind_cache(run, teacher, data, announce=on_rank_zero)
 
 
 def restore_auto(
@@ -162,15 +163,15 @@ def restore_auto(
         print(f"cache: {'on' if before else 'off'} nevertheless, as in the resumed run", flush=True)
     as_before = teacher
     if before:
-        as_before = _cache(run, teacher, data)
+        as_before = _behind_cache(run, teacher, data)
     _follow(data, as_before)
     return as_before
 
 
-def _cache(
+def _behind_cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
-    """The teacher behind a cache of its answers, with the pixels of views where these are wanted.
+    """The teacher behind a cache of its answers, which also keeps the pixels of views where the settings want that.
 
     Args:
         run: the module, attached to its trainer.

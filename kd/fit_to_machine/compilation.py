@@ -55,14 +55,15 @@ def choose_compilation(
         live: whether the teacher answers in each epoch; one behind a cache is not compiled.
 
     Returns:
-        A mode, or :data:`AS_WRITTEN`, by the model's key: ``model.student``, ``model.teacher``, ``model.teachers.NAME``.
+        A mode, or :data:`AS_WRITTEN`, by the model's key: ``model.student``, ``model.teacher``, ``model.teachers.NAME``;
+        {} where nothing is to be timed.
     """
     if not may_compile(run.trainer):
         return {}
     keys = [key for key, _ in _left_to_the_machine(run) if live or key == STUDENT]
     if not keys:
         return {}
-    chosen = by_first(run.trainer.strategy, partial(_tried, run, data, keys))
+    chosen = by_first(run.trainer.strategy, partial(_fastest_modes, run, data, keys))
     if run.trainer.is_global_zero:
         for key, (_, why) in chosen.items():
             print(f"{key}.compile: {why}", flush=True)
@@ -72,7 +73,8 @@ def choose_compilation(
 def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[str, str]:
     """Lets each model that ``compile=auto`` leaves to the machine run as was chosen: one that is not named as it is written.
 
-    What a compiler refuses in training runs as it is written, and torch says so.
+    What a compiler refuses in training runs as it is written, and torch says so: where a model is compiled, torch's
+    ``suppress_errors`` is set, for the whole process.
 
     Args:
         run: the module, attached to its trainer.
@@ -121,7 +123,7 @@ def _left_to_the_machine(run: AttachedModule) -> Iterator[tuple[str, Student | F
 
 
 @part_of_the_start("choice of compilation")
-def _tried(
+def _fastest_modes(
     run: AttachedModule, data: DistillationDataModule, keys: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
     """The mode of each model in ``keys`` and why, in words; called by the first process alone."""
@@ -157,7 +159,10 @@ def fastest_mode(
     device: torch.device,
     graphs: bool,
 ) -> tuple[str, str]:
-    """The mode in which a model is fastest over a run, and why, in words.
+    """The mode in which a model is fastest over a run, and the reason, which begins with the setting's value.
+
+    :data:`AS_WRITTEN` where the model computes for less than :data:`WORTH_TRYING_S`, or no mode is :data:`NEAR` times as
+    fast. A mode that fails is left out, with its error in the reason. The time of compiling itself decides nothing.
 
     Args:
         ready: gives, for a mode, a call of the model on a batch.

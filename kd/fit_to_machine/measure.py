@@ -352,9 +352,10 @@ def cache_pays(
 ) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line.
 
-    It is where the run becomes :data:`WORTH` times as fast, and what is still to be written takes no more than
-    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk; it is not where a cache can't give what the losses or the
-    data need. Rank 0 alone calls it.
+    It is worth it where the run becomes :data:`WORTH` times as fast, and what is still to be written takes no more than
+    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk. It is not, without a measurement, where a cache can't give
+    what the losses or the data need, or where no view comes again and hardly any answers are cached already. Rank 0 alone
+    calls it.
 
     Args:
         run: the module, attached to its trainer.

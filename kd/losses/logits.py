@@ -547,8 +547,8 @@ class StandardizedLoss(LogitLoss):
     weight: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it, and whether it
-        compares maps.
+        """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it; whether it
+        compares maps or numbers; and its ``final_temperature``, which the LightningModule's notes read.
 
         Raises:
             ValueError: the loss inside has a weight other than 1.

@@ -423,8 +423,8 @@ class PseudoClassLoss(KnownOnHost, ProjectedLoss):
     ) -> Tensor:
         """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)``, unused -> scalar.
 
-        In training the teacher's features of all processes join the queue first: all ranks call alike. Before any has,
-        as in a validation at the start, this batch's own are the classes.
+        In training the teacher's features of all processes join the queue first: all ranks call alike. While the queue is
+        empty, as in a validation at the start, this batch's own are the classes.
         """
         if self.known is None:
             self.known = int(self.seen)
@@ -452,7 +452,7 @@ class PseudoClassLoss(KnownOnHost, ProjectedLoss):
         return kl(log_p_teacher, log_p_student, dim=1)
 
     def _remember(self, new: Tensor) -> None:
-        """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""
+        """Puts rows ``(M, D_t)`` in place of the oldest in the queue; of more rows than it holds, the last ones."""
         assert self.known is not None
         left_out = max(0, len(new) - self.queue_size)
         rows_before = self.known + left_out

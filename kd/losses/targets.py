@@ -129,7 +129,8 @@ class Standardizer(KnownOnHost, Float32):
 
     @torch.no_grad()
     def _add(self, x: Tensor) -> None:
-        """Adds the rows ``(M, C)`` of all processes' batches.
+        """Adds the rows ``(M, C)`` of all processes' batches, in place. With the last batch that is wanted ``phi_s`` also
+        gets its :attr:`turn`.
 
         With n rows of mean m so far, and k new ones of mean m': the scatter grows by the new ones' own and by
         ``(m' - m) (m' - m)' n k / (n + k)``, the mean by ``(m' - m) k / (n + k)`` (Chan, Golub and LeVeque, Updating
@@ -154,7 +155,7 @@ class Standardizer(KnownOnHost, Float32):
                 dist.broadcast(self.turn, 0)
 
     def _product(self, x: Tensor) -> Tensor:
-        """Sum over rows ``(M, C)`` of what :attr:`scatter` sums up."""
+        """Sum over rows ``(M, C)`` of their squares, ``(C,)``, or for ``phi_s`` of their outer products, ``(C, C)``."""
         if self.kind == "variance":
             return x.square().sum(dim=0)
         return matmul(x.T, x)

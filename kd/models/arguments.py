@@ -70,11 +70,11 @@ def check_arguments(
             continue
         numbers = [abs(number) for number in _numbers(value)]
         limit, unit = next((most, unit) for names, most, unit in BOUNDS if names.fullmatch(name))
-        found = max(numbers, default=0)
-        if limit == MOST_LAYERS:
-            found = sum(numbers)
+        bounded = max(numbers, default=0)
+        if limit == MOST_LAYERS:  # numbers of layers, which are summed
+            bounded = sum(numbers)
             limit = MOST_LAYERS if tensors is None else min(len(tensors), MOST_LAYERS)
-        if found > limit:
+        if bounded > limit:
             raise UserError(f"{key}{name}: must be <= {limit}{unit}, got {str(value)[:80]}")
 
 
@@ -116,7 +116,8 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
         key: what the message begins with.
 
     Returns:
-        The model; None where it can't be built there: building it reports why.
+        The model; None where it can't be built there, for whatever reason: a caller that then builds it elsewhere gets the
+        error.
 
     Raises:
         UserError: it has more modules than :data:`MOST_MODULES`.
@@ -134,7 +135,7 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
             return make()
         except UserError:
             raise
-        except Exception:  # its message is the real building's
+        except Exception:  # whatever an architecture raises
             return None
         finally:
             hook.remove()

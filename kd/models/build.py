@@ -42,8 +42,8 @@ def build_model(
 ) -> nn.Module:
     """Builds a model of timm, or of the user's builder, on the CPU, and loads its weights.
 
-    It is tried by a forward of one picture (:func:`_check_forward`). Whether its classifier is new, without trained weights,
-    :func:`kd.models.loading.has_new_classifier` tells afterwards.
+    It is tried by a forward of one picture (:func:`_check_forward`). Afterwards
+    :func:`kd.models.loading.has_new_classifier` says whether its backbone alone has trained weights.
 
     Args:
         spec: what to build; completed from its checkpoint before (:func:`completed`).
@@ -158,8 +158,9 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
-    """A model of timm's, its arguments checked first, with ``kwargs`` or ``img_size`` its memory too; with timm's own
-    weights where the settings want them (``pretrained``) and name no checkpoint.
+    """A model of timm's; with timm's own weights where the settings want them (``pretrained``) and name no checkpoint.
+
+    Its arguments are checked first. Where the settings have ``kwargs`` or ``img_size``, its size in memory is checked too.
 
     Args:
         spec: its settings.

@@ -31,7 +31,10 @@ class WholeBatches:
     _last: object = None
 
     def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
-        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled."""
+        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled.
+
+        A mode is whether the model trains, and whether gradients are on: each has graphs of its own.
+        """
         mode = self.model.training, torch.is_grad_enabled()
         batch = mode, images.shape
         if batch == self._last or mode not in self._known:
@@ -62,7 +65,8 @@ def compile_in_place(model: nn.Module, mode: str | bool) -> None:
 def _keep_compiled_code() -> None:
     """Lets torch keep what it compiles in kd's cache folder, where the next run finds it.
 
-    A folder that the variable :data:`KEPT_IN` names stays; torch's own, which its import sets, is one of temporary files.
+    Sets the variable :data:`KEPT_IN`, unless the user has set it. torch's import may have set it to a folder of temporary
+    files: that is replaced.
     """
     given = Path(os.environ.get(KEPT_IN, ""))
     is_torchs = given.name.startswith("torchinductor_") and given.parent == Path(gettempdir())

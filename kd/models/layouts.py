@@ -148,7 +148,7 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
 
 
 def _is_average_of(average: FileModel, plain: FileModel) -> bool:
-    """Whether one is the moving average of the other, by the names of timm's trainer."""
+    """Whether ``average`` is the moving average of ``plain``, by the names below which timm's trainer saves both."""
     return AVERAGES.get(average.prefix.split(".")[0]) == plain.prefix.split(".")[0]
 
 

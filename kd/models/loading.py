@@ -201,7 +201,9 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
 
 
 def has_new_classifier(model: nn.Module) -> bool:
-    """Whether all but the classifier has weights from a file (:func:`load_checkpoint`, or timm's pre-trained ones)."""
+    """Whether a model has weights from a file (:func:`load_checkpoint`, or timm's pre-trained ones), but its classifier has
+    none from there; False of a model without any.
+    """
     return bool(getattr(model, NEW, False))
 
 
@@ -253,7 +255,7 @@ def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
 
 
 def freeze_backbone(model: nn.Module) -> tuple[str, ...]:
-    """Leaves a gradient to the classifier alone.
+    """Freezes all parameters but those of the classifier's layers.
 
     Args:
         model: changed in place.

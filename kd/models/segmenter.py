@@ -37,10 +37,10 @@ class DenseModel(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int, width: int = 96) -> None:
-        """Takes the levels of a backbone that the head reads, and drops the layers after them.
+        """Chooses the levels of a backbone that the head reads, and drops the layers after them.
 
         Args:
-            backbone: of timm, with ``forward_intermediates``.
+            backbone: of timm, with ``forward_intermediates``; pruned in place.
             num_classes: of each pixel.
             width: channels that each level is projected to.
         """

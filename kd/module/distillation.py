@@ -137,7 +137,7 @@ class DistillationModule(Inference):
         return datamodule if isinstance(datamodule, DistillationDataModule) else None
 
     def setup(self, stage: str) -> None:
-        """Starts the student from the teacher's layers; places the teacher; settles what is left to measure.
+        """Gives the student its first weights, places the teacher, settles the losses, measures what ``auto`` leaves open.
 
         A resumed run neither starts its student nor settles its losses: the checkpoint has both. A second fit does not start
         its student again. With loaders of the user's own, in place of kd's data
@@ -196,7 +196,7 @@ class DistillationModule(Inference):
         self._exchange_given()
 
     def _exchange_given(self) -> None:
-        """Exchanges the state that a run needs of a user's model and the one in which it was given."""
+        """Swaps the state of a user's model: from what a run needs to what it was when it was given, or back."""
         self._ended = not self._ended
         if self.student.given is not None:
             self.student.given.exchange()
@@ -285,13 +285,16 @@ class DistillationModule(Inference):
         self.resume.settle(self.trainer, self.data)
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
-        """Any loader's batch as ours; adds what a cache knows while the batch is on the host.
+        """Any loader's batch as kd's own (:func:`as_batch`); adds what a cache knows while the batch is on the host.
 
         Warns of float pictures in 0..255 in the first batch, the only one that is looked at.
         Lightning calls it before the batch goes to the device.
 
         Returns:
             In training the batch with a cache's answers, in validation with the teacher's known decisions; else neither.
+
+        Raises:
+            UserError: targets of a loader of the user's own that the task can't read.
         """
         batch = as_batch(batch)
         self.distillation.range_check.look(batch.get("image"))

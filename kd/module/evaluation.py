@@ -304,8 +304,8 @@ def metrics_of_student(
         student: gives logits; moved to the device and in eval mode afterwards.
         prepare: uint8 pictures -> its input.
         batches: of one split, in one process.
-        task: its metrics are computed; moved to the device, and added to what it has counted before: for the teacher,
-            whose metrics a copy counts, too.
+        task: counts the student's metrics, a copy of it the teacher's. It is moved to the device, and not reset: what it has
+            counted before is part of both.
         teacher: for ``agreement`` and its own metrics; moved to the device, in float32; None: without.
         device: of the computation; None: the CPU.
         listeners: receive each batch's logits, in order; nothing from a loader that gives no numbers of pictures.
@@ -348,7 +348,7 @@ class Answers:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch; a picture that was there has its row replaced.
+        """Adds a batch: a row for each picture, in place of one that it has had.
 
         Args:
             student: its logits, or numbers that it predicts, ``(N, C)``.

@@ -122,10 +122,11 @@ def logs_now(trainer: Trainer) -> bool:
 def clip(
     module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
 ) -> None:
-    """Clips the optimizer's gradients, in place, also of a fused one, which Lightning refuses under ``bf16-mixed``.
+    """Clips the optimizer's gradients, in place; also those of a fused optimizer, which Lightning refuses to clip under
+    ``bf16-mixed``.
 
-    A strategy that clips in its own step (DeepSpeed) is left alone. Where gradients are scaled Lightning clips, which knows
-    whether they still are.
+    With a strategy that clips in its own step (DeepSpeed) nothing is done. Scaled gradients (``16-mixed``) are left to
+    Lightning's method, which refuses them where the optimizer's step itself would unscale them.
 
     Args:
         module: attached to its trainer.

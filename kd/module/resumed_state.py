@@ -62,10 +62,12 @@ def check_form(value: object, expected: object, place: str) -> None:
 
 
 def _refused(value: object, expected: object) -> str:
-    """What a value of a checkpoint must be by the run's own, after "must"; "" where it is that.
+    """What a checkpoint's value must be, judged by the run's own value: the end of a message, after "must"; "" where it
+    is that.
 
-    A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
-    without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
+    A tensor without axes counts as a counter (``step``), and may not be negative, where the run's own is above 0. The
+    moment of a weight without axes may be negative. It is told from a counter by its value in the rehearsed step
+    (:func:`_rehearsed`): 0, as all gradients there are.
     """
     may_be_null = value is None or isinstance(value, bool)
     # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats

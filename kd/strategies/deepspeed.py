@@ -274,7 +274,7 @@ class DeepSpeed(DDPStrategy):
         _make_room(optimizer, next(iter(states.values())))
         for number, parameter in enumerate(chain(*self._trained)):
             for key, value in states.get(number, {}).items():
-                if key != "step":
+                if key != "step":  # _make_room has copied it
                     _set_state(parameter, value.to(self.root_device), key)
 
 
@@ -295,11 +295,11 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
-    """Makes state of zeros for each shard, as the first step would: DeepSpeed sets only the values of state that exists.
+    """Makes state for each shard, as the first step would: DeepSpeed sets only the values of state that exists.
 
     Args:
-        optimizer: whose shards have no state yet.
-        example: the state of one parameter; each shard gets state of the same names.
+        optimizer: whose shards have no state yet; changed in place.
+        example: the saved state of one parameter; each shard gets state of the same names: zeros, but a copy of ``step``.
     """
     first_group = optimizer.param_groups[0]
     step_on_device = first_group.get("fused") or first_group.get("capturable")

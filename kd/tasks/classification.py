@@ -203,12 +203,11 @@ class Classification(Task):
             self.agreement.update(logits, teacher_answer)
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Half a picture less than what guessing the most frequent class reaches with a chance below 0.00135, as a share.
+        """The accuracy in 0..1 that a guesser of the most frequent class hardly exceeds: ``(k - 1/2) / n``.
 
-        A model that is right on all pictures is above it in any case, even where there are so few that a guesser may be
-        right on all.
-
-        Guesses of a class of share q are right k times of n or more with a binomial chance.
+        ``k`` is the least number of pictures that such a guesser is right on, or on more, with a chance below 0.00135. The
+        chance is binomial: each of n guesses is right with the class's share q. ``k`` is at most n, so a model that is right
+        on all pictures is above the result, even where there are so few that a guesser may be right on all.
 
         Args:
             counts: pictures of each class in the split, ``(C,)``: only their shares count.

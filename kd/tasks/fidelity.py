@@ -285,7 +285,7 @@ class Fidelity:
 
     # -- all together ------------------------------------------------------------------------------------------------
     def add(self, other: "Fidelity") -> None:
-        """Adds what another process, which has seen other pictures, has counted and kept."""
+        """Adds, in place, what another process has counted and kept of other pictures."""
         self.pictures += other.pictures
         self.compared += other.compared
         self.agreed += other.agreed
@@ -374,7 +374,9 @@ class Fidelity:
         hits = [[0, 0, 0] for _ in range(self.num_classes)]
         for (first, second), count in self.pairs[model].items():
             if self.kind == "multilabel":
-                case = {3: 0, 1: 1, 2: 2}.get(second)
+                case = {3: 0, 1: 1, 2: 2}.get(
+                    second
+                )  # right, answered wrongly, missed; see `pairs`
                 if case is not None:
                     hits[first][case] += count
             elif first == second:
@@ -482,7 +484,7 @@ class KeptLogits:
         self.full = False
 
     def add(self, index: Tensor, logits: Tensor) -> None:
-        """Keeps a batch on the CPU, or forgets all where the limit would be passed.
+        """Keeps a batch on the CPU. Where that would pass the limit, it forgets all, sets :attr:`full`, and keeps no more.
 
         Args:
             index: numbers of the pictures, ``(N,)``.

@@ -162,8 +162,9 @@ class MultiLabel(Task):
     def chance(self, counts: Tensor, total: int) -> float:
         """The mean average precision up to which a model is no better than a random order of the pictures.
 
-        A random order reaches the share of pictures that have a label, here the mean over the labels that occur. A fifth of
-        it is added for luck, or of 1 less it where that is smaller. It stays below 1, also where every picture has all.
+        A random order reaches the share of pictures that have a label, here the mean over the labels that occur. For luck a
+        fifth of that share s is added, or a fifth of ``1 - s`` where that is less. The result stays below 1, also where
+        every picture has all labels.
 
         Args:
             counts: pictures with each label, ``(C,)``.

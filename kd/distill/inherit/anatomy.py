@@ -71,7 +71,9 @@ def register_count(model: ViT) -> int:
 
 
 def layer_scale(block: Part, branch: int) -> Tensor | None:
-    """What multiplies what a block's branch writes, ``(D,)``: 1 attention, 2 MLP; None: nothing does."""
+    """The factor, ``(D,)``, of what a branch of a block adds to the stream; None without one. ``branch``: 1 is the
+    attention, 2 the MLP.
+    """
     scale = getattr(block, f"gamma_{branch}", None)  # Eva
     if scale is not None:
         return scale

@@ -216,7 +216,7 @@ class LayerRow:
         kept: Sequence[Tensor],
         targets: Sequence[Tensor] | None = None,
     ) -> None:
-        """Fits the student's layers in their order.
+        """Fits the student's layers in their order; their weights are overwritten.
 
         Args:
             run: runs the student's module that they are in, given its input.
@@ -346,7 +346,10 @@ class CNNStart(ABC):
         before: Tensor,
         after: Tensor,
     ) -> Sequence[Tensor]:
-        """What a block of the student adds to, its own stream or what its shortcut, which is fitted here, makes of it."""
+        """To what a block of the student adds: its stream, of each part of the sample, or what its shortcut gives for that.
+
+        A shortcut with layers is fitted here first.
+        """
         return ours
 
     @abstractmethod

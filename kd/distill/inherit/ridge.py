@@ -104,7 +104,7 @@ def fit_first_classifier(
 ) -> None:
     """Sets a classifier to the regression of a teacher's logits on a student's features.
 
-    One of scaled output (:mod:`kd.models.output_scale`) then holds the logits' units in standard deviations.
+    The outputs of a classifier that :mod:`kd.models.output_scale` has scaled are then in the logits' units, too.
 
     Args:
         classifier: its weight and its bias, where it has one, are overwritten.
@@ -123,7 +123,8 @@ def change_from(start: Tensor, gram: Tensor, cross: Tensor, ridge: float) -> Ten
 
     Args:
         start: W0, ``(..., D_out, D_in)``.
-        gram: G, ``(..., D_in, D_in)``, float64; d is added to its diagonal. It may be 0, as all units may be dead.
+        gram: G, ``(..., D_in, D_in)``, float64; changed in place: d is added to its diagonal. It may be 0, as all units may
+            be dead.
         cross: C, ``(..., D_in, D_out)``, float64.
         ridge: d in units of the mean of G's diagonal.
 
