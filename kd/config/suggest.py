@@ -168,12 +168,20 @@ def nearest(given: object, names: Iterable[str], cutoff: float = 0.6) -> list[st
         names: the known ones.
         cutoff: likeness from which on a name is near, the ratio of :mod:`difflib`: 1 is the same word, 0 shares no letter.
     """
-    known = {name.lower().replace("-", "_"): name for name in names}
+    known = {}
+    for name in names:
+        plain = name.lower().replace("-", "_")
+        known[plain] = name
     text = str(given).lower().replace("-", "_")
-    if not any("." in name for name in known):
+    has_dots = any("." in name for name in known)
+    if not has_dots:
         text, _, _ = text.partition(".")
-    longer = sorted((name for name in known if text[2:] and name.startswith(text)), key=len)
-    found = longer or difflib.get_close_matches(text, known, 1, cutoff)
+    found = []
+    if len(text) > 2:
+        found = [name for name in known if name.startswith(text)]
+    found.sort(key=len)
+    if not found:
+        found = difflib.get_close_matches(text, known, 1, cutoff)
     return [known[name] for name in found[:1]]
 
 

@@ -93,7 +93,9 @@ class Request:
         own = [content for file, content in contents.items() if self._is_own(file)]
         all_own = len(own) == len(contents)
         self.vouched = vouched([*own, *words], self.trusted, all_own)
-        named = {"recipe": Path(self.recipe).stem} if self.recipe else {}
+        named = {}
+        if self.recipe:
+            named["recipe"] = Path(self.recipe).stem
         layers = [named, *contents.values(), self.cluster, *words]
         config = resolve(layers, self.vouched)
         return with_folders(config) if self.here else config
