@@ -650,9 +650,6 @@ class DataSettings(Checked):
     than there are; without it the unlabelled ones are all that is trained on.
     """
 
-    seed: int = 0
-    """Orders and augments; follows the run's ``seed``."""
-
     tier: TierSpec | None = None
     """The machines of ``engine=ray``."""
 

@@ -92,10 +92,10 @@ BASES = {
 }  # fmt: skip
 """What a base class in an annotation takes."""
 
-_GROUP = "process_group_backend: str | None, timeout: timedelta | None"
+_GROUP = "process_group_backend: str | None"
 
 _TORCH_DDP = (
-    "model_averaging_period: int | None, timeout: timedelta | None, "
+    "model_averaging_period: int | None, "
     "start_method: Literal['popen', 'spawn', 'fork', 'forkserver'], dim: int, broadcast_buffers: bool | None, "
     "init_sync: bool, bucket_cap_mb: float | None, find_unused_parameters: bool, check_reduction: bool, "
     "gradient_as_bucket_view: bool, static_graph: bool, skip_all_reduce_unused_params: bool, batched_grad_copy: bool"

@@ -11,8 +11,6 @@ import re
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from datetime import timedelta
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
@@ -100,30 +98,6 @@ class AnyClass:
             return info.context.part(value, self.kind) if info.context else value
 
         return handler(Annotated[Any, PlainValidator(node)])
-
-
-def duration_of(value: object) -> timedelta:
-    """The time that a :data:`Duration` says.
-
-    Raises:
-        ValidationError: pydantic's, for any other value.
-    """
-    with suppress(TypeError, ValueError):
-        value = float(str(value))
-    return TypeAdapter(timedelta).validate_python(value)
-
-
-def _written(value: object) -> object:
-    """A duration as it is written; raises where it is none."""
-    if isinstance(value, bool):
-        raise ValueError("no duration")
-    duration_of(value)
-    return value
-
-
-Duration: TypeAlias = Annotated[timedelta, PlainValidator(_written)]
-"""A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds; it stays as it is written."""
-TYPES[timedelta] = "a duration (0:30:00, or seconds)"
 
 
 @dataclasses.dataclass(frozen=True)

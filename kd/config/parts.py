@@ -8,13 +8,14 @@ needs the user's ``trust=``. ``kd-train --list classes`` prints it. The list is 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import TypeAdapter
 
-from kd.config.kinds import AnyClass, Duration, Key, Range, TimeLimit, group_of, read
+from kd.config.kinds import AnyClass, Key, Range, TimeLimit, group_of, read
 from kd.config.suggest import as_question, nearest
 
 FILE = Path(__file__).with_name("parts.json")
@@ -74,7 +75,7 @@ def part(kind: str) -> object:
 UNLISTED = part("")
 """The type of an argument that is not on the list: it may take a class."""
 NAMES = {"Annotated": Annotated, "Any": Any, "Literal": Literal, "Part": part, "Range": Range,
-         "TimeLimit": TimeLimit, "timedelta": Duration}  # fmt: skip
+         "TimeLimit": TimeLimit, "timedelta": timedelta}  # fmt: skip
 """What names in the table's types mean, beside Python's own types."""
 
 
@@ -173,7 +174,7 @@ def may_be_imported(kind: str, path: str) -> bool:
     """
     module = path.rpartition(".")[0]
     modules = {one.name.rpartition(".")[0] for one in classes() if one.name.startswith("kd.")}
-    return path in lightnings(kind) or "${" in path or module not in {"", *modules}
+    return path in lightnings(kind) or module not in {"", *modules}
 
 
 def class_of(node: object) -> str:

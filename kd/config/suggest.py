@@ -13,13 +13,12 @@ MOST = 3
 """Suggestions in a message."""
 FILE = Path(__file__).with_name("words.json")
 """Words of other programs: ``keys`` (words -> our keys that may be meant, the likeliest first; ``{loss}`` in a key is each
-of the recipe's losses), ``needless`` (words or keys that no setting replaces -> why;
-after ``option:`` a command's own), ``architecture`` (timm's arguments of
-an architecture, which go below ``kwargs``) and ``meant`` (words for these), ``optimizer`` (arguments of optimizers, below
-``optim.kwargs``), ``groups`` (a group -> the setting that a plain value in its place is meant for), ``values`` (setting ->
-word -> ours), ``reasons`` (setting -> value -> why a run can't use it). And ``idle``: settings that others switch off, by
-a pattern of their keys; whether ``any``, ``all`` or ``none`` ``of`` the deciding settings must be on for something to read
-them (of none: nothing ever does); why."""
+of the recipe's losses), ``needless`` (words or keys that no setting replaces -> why; after ``option:`` a command's own),
+``architecture`` (timm's arguments of an architecture, which go below ``kwargs``) and ``meant`` (words for these),
+``optimizer`` (arguments of optimizers, below ``optim.kwargs``), ``groups`` (a group -> the setting that a plain value in
+its place is meant for), ``values`` (setting -> word -> ours), ``reasons`` (setting -> value, ``*`` for any -> why a run
+can't use it). And ``idle``: settings that others switch off, by a pattern of their keys; whether ``any``, ``all`` or
+``none`` ``of`` the deciding settings must be on for something to read them (of none: nothing ever does); why."""
 
 
 @cache

@@ -24,14 +24,14 @@ from kd.data.own_transform import described
 from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split
-from kd.data.splits import Splits, check_global_batch
+from kd.data.splits import DataSpec, Splits, check_global_batch
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
 from kd.errors import UserError
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
 from kd.progress import bar_at_start
-from kd.settings import Augment, DataSettings, TierSpec, height_width
+from kd.settings import Augment, TierSpec, height_width
 
 if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
@@ -74,7 +74,7 @@ class DistillationDataModule(LightningDataModule):
             UserError: settings that contradict each other.
         """
         super().__init__()
-        self.given = given = DataSettings(source=source, **settings)
+        self.given = given = DataSpec(source=source, **settings)
 
         # The loader. A run measures what is "auto"; until then these numbers hold.
         self.auto = {
@@ -92,8 +92,8 @@ class DistillationDataModule(LightningDataModule):
 
         # Pictures and labels.
         self.source = source or FoodTagMini()
-        self.probe = given.probe if given.probe and given.probe.root else None
-        self.splits = Splits(self.source, given, self.probe)
+        self.splits = Splits(self.source, given)
+        self.probe = self.splits.probe
         self.resumed_at: tuple[int, int] | None = None
         """(epoch, samples of all processes that are done in it) at which a resumed run starts."""
         self._trained_on: TrainBatches | None = None

@@ -41,20 +41,26 @@ KEYS = {"unlabeled": "data.unlabeled", "probe train": PROBE, "probe val": PROBE}
 """The settings that name pictures, by the part of a split; ``data.source`` for all others."""
 
 
+class DataSpec(DataSettings):
+    """Pictures for distillation; :class:`kd.settings.DataSettings` explains the other arguments."""
+
+    seed: int = 0
+    """The run's: orders, augments and holds out."""
+
+
 class Splits:
     """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`."""
 
-    def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
+    def __init__(self, source: Source, given: DataSpec) -> None:
         """Stores the settings that decide which pictures belong to which split; none is listed yet.
 
         Args:
             source: of labelled pictures.
-            given: ``data.*``.
-            probe: ``data.probe``, pictures with labels for a run without labels.
+            given: ``data.*``; ``data.probe`` names pictures with labels for a run without labels.
         """
         self.source = source
         self.given = given
-        self.probe = probe
+        self.probe = given.probe if given.probe and given.probe.root else None
         self.max_pixels = given.max_pixels
         # Whether ``val`` is a part of the source's training pictures; known once a split is listed.
         self.holds_out = False
@@ -480,7 +486,7 @@ def info_of(
     source: Source,
     sizes: Mapping[str, int],
     targets: Sequence[Any],
-    given: DataSettings,
+    given: DataSpec,
     probed: bool = False,
 ) -> DataInfo:
     """What is known of the data, once their settings are seen to fit each other; no picture is read.

@@ -8,7 +8,6 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -26,7 +25,6 @@ from kd.callbacks.run_folder import unclaimed
 from kd.config import parts as listed
 from kd.config.kinds import (
     AnyClass,
-    duration_of,
     fields,
     fitted,
     read,
@@ -34,6 +32,7 @@ from kd.config.kinds import (
 from kd.config.suggest import near
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
+from kd.data.splits import DataSpec
 from kd.distill.fitting import check_batch
 from kd.errors import UserError, cause_of_kind, raised_from
 from kd.fit_to_machine.precision import choose_precision
@@ -54,7 +53,6 @@ from kd.run.run import Run
 from kd.run.streams import quiet_libraries
 from kd.run.trust import Trust, class_named, parameters_of, trusted_class
 from kd.settings import (
-    DataSettings,
     LearningSettings,
     MonitorSettings,
     OptimSettings,
@@ -75,7 +73,7 @@ BUILT: dict[type, Callable[..., object]] = {
     TeacherSettings: TeacherSpec,
     OptimSettings: OptimSpec,
     MonitorSettings: MonitorSpec,
-    DataSettings: DistillationDataModule,
+    DataSpec: DistillationDataModule,
 }
 """What groups of settings become, where they do not stay what they are."""
 BASES: dict[str, tuple[type, str]] = {
@@ -252,7 +250,7 @@ def data_of(
     data |= {} if source is None else {"source": source}
     if data.get("engine") == "ray" and not trains:
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
-    module = built(DataSettings, data, "data", trusted)
+    module = built(DataSpec, data, "data", trusted)
     return cast(DistillationDataModule, module)
 
 
@@ -355,15 +353,12 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
         trusted: what the user trusts beside the list of classes.
 
     Returns:
-        Of a dict without a class, or a list, the same with its entries built; a duration as ``timedelta``.
+        Of a dict without a class, or a list, the same with its entries built.
 
     Raises:
         UserError: names ``key``, also where a class refuses its arguments.
     """
-    # as Lightning's max_time, which reads days:hours:minutes:seconds itself
     of = read(kind)
-    if value is not None and timedelta in of.types and str not in of.types:
-        return duration_of(value)
     group = of.group
     takes_class = of.part is not None
     if of.part is not None and isinstance(value, dict) and "class_path" in value:

@@ -9,9 +9,6 @@ from kd.config.kinds import Key, fields, read
 from kd.config.parts import plain_key
 from kd.errors import UserError
 
-FILLED = "data.seed"
-"""A field of settings that nobody may give: another setting fills it (``seed``)."""
-
 
 def first_sentence(text: str) -> str:
     """The first sentence of a text, in one line."""
@@ -27,7 +24,7 @@ def first_sentence(text: str) -> str:
 @cache
 def schema() -> dict[str, Key]:
     """Every setting with a fixed name, by its whole key."""
-    return {name: key for name, key in _below("", settings.Settings).items() if name != FILLED}
+    return _below("", settings.Settings)
 
 
 def _below(place: str, group: type) -> dict[str, Key]:

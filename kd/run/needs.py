@@ -64,12 +64,6 @@ def check_needs(config: Mapping[str, Any]) -> None:
             "or a model.student.checkpoint with its name"
         )
     refuse_random_weights(config)
-    for setting, packages, extra in _needs(config):
-        if not any(map(_installed, packages)):
-            remedy = f"needs the package {packages[0]}: {pip_install(packages[0])}"
-            if extra:
-                remedy = needs_extra(extra)
-            raise UserError(f"{setting} {remedy}")
     strategy = str(config["trainer"]["strategy"])
     if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
         raise UserError(
@@ -77,6 +71,12 @@ def check_needs(config: Mapping[str, Any]) -> None:
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
     _check_processes(config)
+    for setting, packages, extra in _needs(config):
+        if not any(map(_installed, packages)):
+            remedy = f"needs the package {packages[0]}: {pip_install(packages[0])}"
+            if extra:
+                remedy = needs_extra(extra)
+            raise UserError(f"{setting} {remedy}")
 
 
 def refuse_random_weights(config: Mapping[str, Any]) -> None:

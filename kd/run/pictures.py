@@ -15,23 +15,18 @@ from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source, class_at, classes_below
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
-from kd.data.splits import PROBE, Splits, check_global_batch, load_probe
+from kd.data.splits import PROBE, DataSpec, Splits, check_global_batch, load_probe
 from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run.batch_size import may_shrink
 from kd.run.checks import make_object
 from kd.run.request import Request
-from kd.settings import Augment, DataSettings, Probe
+from kd.settings import Probe
 from kd.storage.objects import is_url
 
 SLOW_S = 2.0
 """Seconds; a list of pictures that takes longer is announced."""
-OF_PICTURES = (
-    "unlabeled", "unlabeled_ratio", "val_fraction", "on_bad_image", "check", "max_pixels", "crop_ratio",
-    "balance_classes", "sampler", "engine",
-)  # fmt: skip
-"""Settings of ``data`` that say which pictures belong to which split, or must fit them."""
 
 
 def list_to_train(config: Mapping[str, Any], typed: Iterable[str] = ()) -> Splits | None:
@@ -91,14 +86,11 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
     """
     data = config["data"]
     source = _source_of(data["source"])
-    probe = Probe(**(data["probe"] or {}))
-    if source is None or is_url(f"{data['unlabeled']} {probe.root}"):
+    given = DataSpec(**{**data, "source": source, "seed": config["seed"]})
+    probe = given.probe or Probe()
+    if source is None or is_url(f"{given.unlabeled} {probe.root}"):
         return None
-    augment = Augment(**(data["augment"] or {}))
-    settings = {name: data[name] for name in OF_PICTURES}
-    seed = config.get("seed", 0)
-    given = DataSettings(source=cast(Any, source), seed=seed, augment=augment, **settings)
-    splits = Splits(source, given, probe if probe.root else None)
+    splits = Splits(source, given)
     if splits.probe is not None and "train" in names:
         names = [*names, "probe"]
     with said_when_slow(str(config["recipe"])):

@@ -19,7 +19,7 @@ from kd.config.kinds import TAKE_WORDS, Key, as_tree, fields, problem_in, read, 
 from kd.config.parts import plain_key
 from kd.config.suggest import hint, nearest, words
 from kd.errors import UserError, no_such_loss
-from kd.run.keys import FILLED, declared, schema
+from kd.run.keys import declared, schema
 from kd.run.trust import NAME, NOTHING, Trust, class_named, is_trusted, parameters_of, unlisted
 from kd.settings import Settings
 from kd.storage.elsewhere import yaml_of
@@ -109,8 +109,7 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     given = merge.all_of(tree, layers)
     if "${" in str(given) and not merge.unknown:
         defaults = merge.whole(merged([DEFAULTS]))
-        found = _interpolated(merge.all_of(defaults, [given]))
-        given = merge.all_of({}, [found])  # what was looked up may name a class
+        given = _interpolated(merge.all_of(defaults, [given]))
     if merge.unknown:
         key = merge.unknown[0]
         known = [*schema(), *_keys_in(given)]
@@ -200,7 +199,8 @@ def check_meant(key: str, value: object) -> None:
     if meant:
         shown = "null" if value is None else value
         raise UserError(f"{key}: got '{shown}'; did you mean '{meant}'?")
-    why = table["reasons"].get(key, {}).get(str(value))
+    reasons = table["reasons"].get(key, {})
+    why = reasons.get(str(value), reasons.get("*"))
     if why:
         raise UserError(f"{key}: {why}")
 
@@ -294,7 +294,7 @@ class _Merge:
             inner_key = _join(key, name)
             kind = kinds(name)
             before = (new if adds else old).get(name)
-            if kind is None or inner_key == FILLED:
+            if kind is None:
                 check_meant(inner_key, _plain(value))
                 self.unknown.append(".".join([inner_key, *rest]))
             elif first == name or rest:
@@ -369,12 +369,12 @@ class _Merge:
             problem = f"must be the name of a class, got {str(path)[:80]}"
             raise UserError(f"{key}.class_path: {problem}")
         one = listed.listed_class(path, kind)
-        is_name = NAME.fullmatch(path) or "${" in path
+        is_name = NAME.fullmatch(path)
         if one is None and not (is_name and listed.may_be_imported(kind, path)):
             raise UserError(f"{plain_key(key)}: {listed.no_class(kind, path)}")
         path = one.name if one else listed.lightnings(kind).get(path, path)
         arguments = node["init_args"]
-        if arguments and path != node["class_path"] and "${" not in path:
+        if arguments and path != node["class_path"]:
             names: Iterable[str] = ()
             if one is not None:
                 names = one.fields
@@ -395,7 +395,7 @@ class _Merge:
             UserError: the first value that is wrong, by its key.
         """
         try:
-            tree: Tree = as_tree(_settings().validate_python(given, context=self))
+            return as_tree(_settings().validate_python(given, context=self))
         except ValidationError as error:
             key, problem = problem_in(error)
             if key.startswith("model.distill_losses.") and problem.startswith(NAMELESS):
@@ -403,8 +403,6 @@ class _Merge:
                 known = [name for name, node in losses if node and node["class_path"]]
                 raise no_such_loss(key.rpartition(".")[2], known) from error
             raise UserError(f"{key}: {problem}") from error
-        del tree["data"]["seed"]  # that of the run
-        return tree
 
     def part(self, value: Value, kind: str) -> object:
         """A class with the defaults and types of all its arguments, in the order of the list; one outside the list, as it

@@ -6,8 +6,7 @@ import pytest
 
 from kd.cli import main
 from kd.data.sources import Manifest
-from kd.data.splits import Splits
-from kd.settings import DataSettings
+from kd.data.splits import DataSpec, Splits
 from tests._helpers import Command, draw_folder, refuses, write_recipe
 
 
@@ -35,7 +34,7 @@ def by_id(table: Path, ending: str = ".jpg") -> Manifest:
 
 
 def test_ids_without_an_ending_are_completed(table_of_ids: Path) -> None:
-    split = Splits(by_id(table_of_ids), DataSettings()).split("train")
+    split = Splits(by_id(table_of_ids), DataSpec()).split("train")
     names = [split.name(i) for i in range(len(split.targets))]
     assert names and all(Path(name).is_file() for name in names)
 
@@ -64,7 +63,7 @@ def test_an_id_without_a_file_is_named_as_a_damaged_picture(table_of_ids: Path) 
     first, *others = table_of_ids.read_text().splitlines()
     table_of_ids.write_text("\n".join([first, *reversed(others)]))
     with refuses(f"1 damaged picture: [a-z]+: {picture} "):
-        Splits(by_id(table_of_ids), DataSettings()).prepare()
+        Splits(by_id(table_of_ids), DataSpec()).prepare()
 
 
 def test_a_trained_student_answers_for_a_table_of_ids(

@@ -8,9 +8,9 @@ import pytest
 
 from kd.data.sources import ImageFolder
 from kd.data.sources.base import Source, split_facts
-from kd.data.splits import Splits, held_out, info_of
+from kd.data.splits import DataSpec, Splits, held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
-from kd.settings import Augment, DataSettings
+from kd.settings import Augment
 from tests._helpers import draw_folder, refuses
 
 
@@ -39,13 +39,13 @@ def test_class_ids_of_numpy_are_class_ids() -> None:
 def test_one_picture_of_each_class_leaves_none_to_validate(tmp_path: Path) -> None:
     draw_folder(tmp_path, train=1, val=1)
     shutil.rmtree(tmp_path / "val")
-    data = Splits(ImageFolder(str(tmp_path)), DataSettings())
+    data = Splits(ImageFolder(str(tmp_path)), DataSpec())
     with refuses("one picture of each of its 4 classes"):
         data.listed("val")
 
 
 def test_pictures_that_are_held_out_later_are_hashed_anew(tmp_path: Path) -> None:
-    data = Splits(ImageFolder(str(draw_folder(tmp_path, train=4))), DataSettings(check="off"))
+    data = Splits(ImageFolder(str(draw_folder(tmp_path, train=4))), DataSpec(check="off"))
     before = data.facts("train")
     data.validate_in_training(0.5)
     assert data.facts("train") == split_facts(data.split("train")) != before
@@ -59,9 +59,7 @@ class Known(Source):
 def info(source: Source, augment: Augment | None = None, balance: bool = False, unlabeled: int = 0,
          ratio: float | None = None, targets: list[int] | None = None):  # type: ignore[no-untyped-def]  # fmt: skip
     sizes = {"train": 4, "val": 2, "unlabeled": unlabeled}
-    given = DataSettings(
-        augment=augment, unlabeled="x", unlabeled_ratio=ratio, balance_classes=balance
-    )
+    given = DataSpec(augment=augment, unlabeled="x", unlabeled_ratio=ratio, balance_classes=balance)
     return info_of(source, sizes, targets or [0, 1, 1, 1], given)
 
 

@@ -1,6 +1,5 @@
 """Objects of resolved settings."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -44,31 +43,10 @@ def test_a_class_of_another_kind_is_refused() -> None:
     assert isinstance(built(part("source"), value, "data.source", Trust()), ImageFolder)
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [("0:00:16", 16), ("0:30:00", 1800), (90, 90), ("90", 90), ("PT2M", 120)],
-)
-def test_a_duration_is_typed_once_and_built_where_it_is_needed(
-    written: object, seconds: float
-) -> None:
-    value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": written}}
-    config = resolve([{"trainer": {"strategy": value}}])
-    kept = config["trainer"]["strategy"]
-    assert kept["init_args"]["timeout"] == written  # as a run's config.yaml has it
-    strategy = built(part("strategy"), kept, "trainer.strategy", Trust())
-    assert strategy._timeout == timedelta(seconds=seconds)
-
-
 def test_a_text_that_is_taken_as_it_is_stays_text() -> None:
     """Lightning reads its own form of durations."""
     trainer = resolve([{"trainer.max_time": "00:12:00:00"}])["trainer"]
     assert arguments_of(TrainerSettings, trainer, "trainer", Trust())["max_time"] == "00:12:00:00"
-
-
-def test_what_is_no_duration_is_refused() -> None:
-    value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": "soon"}}
-    with refuses(r"trainer.strategy.timeout: must be a duration \(0:30:00"):
-        resolve([{"trainer": {"strategy": value}}])
 
 
 def test_a_trainer_takes_one_plugin_as_well_as_a_list(recipe: Path, tmp_path: Path) -> None:

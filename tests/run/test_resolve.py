@@ -40,11 +40,9 @@ def test_values_are_typed_and_refer_to_each_other() -> None:
     assert resolve([{"optim.lr": "1e-3"}])["optim"]["lr"] == 0.001
 
 
-def test_what_is_looked_up_may_name_a_class() -> None:
-    words = [{"model.distill_losses": {"kd": "${name}"}, "name": "KDLoss"}]
-    assert resolve(words)["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.KDLoss"
-    with refuses("trainer.callbacks.class_path: must be the name of a class"):
-        resolve([{"trainer.callbacks": "${optim}"}])
+def test_what_is_looked_up_names_no_class() -> None:
+    with refuses(r"model.distill_losses.kd: no class '\$\{name\}'"):
+        resolve([{"model.distill_losses": {"kd": "${name}"}, "name": "KDLoss"}])
 
 
 def test_a_folder_may_be_called_007() -> None:
