@@ -56,7 +56,10 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
 def test_a_recipe_without_a_name_takes_its_files(
     tmp_path: Path, pictures: Path, prints: Command
 ) -> None:
-    recipe = write_recipe(tmp_path / "mine.yaml", pictures, None, recipe=None)
+    recipe = write_recipe(tmp_path / "mine.yaml", pictures, None)
+    content = yaml.safe_load(recipe.read_text())
+    del content["recipe"]
+    recipe.write_text(yaml.safe_dump(content))
     assert (
         yaml.safe_load(prints("train", [f"recipe={recipe}", "--print_config"]))["recipe"] == "mine"
     )
