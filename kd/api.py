@@ -18,11 +18,10 @@ from kd.report.evaluated import run_table
 from kd.report.tables import Part, Table
 from kd.report.templates import html
 from kd.run.as_function import as_function
-from kd.run.build import student_in
 from kd.run.fit import fit
+from kd.run.open import open_run
 from kd.run.options import take_options
 from kd.run.request import Request, as_word, translate
-from kd.run.run import Run
 from kd.run.streams import quiet_libraries
 from kd.ship.predict import row_cells
 from kd.storage.elsewhere import json_of
@@ -74,11 +73,7 @@ class RunResult:
         Raises:
             UserError: the run has not trained a step.
         """
-        file = self.folder / "student.safetensors"
-        if not file.is_file():
-            raise UserError(f"{file} not found")
-        _, trusted = Run.settings(file.with_name("config.yaml"), Request())
-        return student_in(trusted.of(file))[0]
+        return open_run(str(self.folder)).model
 
 
 @as_function("train")

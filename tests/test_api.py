@@ -50,7 +50,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
     more = kd.train(resume=result.folder, settings={"trainer.max_epochs": 3})
     assert (more.folder.resolve(), more.summary["epochs"]) == (result.folder.resolve(), 3)
     (more.folder / "student.safetensors").unlink()
-    with refuses("student.safetensors not found"):
+    with refuses("is no finished run: it has no student.safetensors"):
         more.student()
 
 

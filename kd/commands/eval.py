@@ -14,7 +14,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import teachers_in
 from kd.storage.objects import is_url
-from kd.storage.run_urls import names_run, run_at
+from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
     from kd.data.splits import Splits
@@ -88,59 +88,43 @@ def _options(request: Request) -> EvalOptions:
     """Takes the command's own keys from the request and checks what they name, before torch is imported.
 
     Changes the request: the command's own keys and the settings of weights files are no longer among its ``overrides``
-    (they are in the options), and but for ``pays=`` its ``rest`` has runs at URLs as the folders they were fetched to.
+    (they are in the options), and its ``rest`` has runs at URLs as the folders they were fetched to.
 
     Raises:
         UserError: a key that is unknown or excludes another, or models, pictures or an output that can't be used.
     """
-    of_files = _take_file_settings(request)
+    of_files = [item for item in request.overrides if _group_of(item) in FILE_KEYS]
+    request.overrides = [item for item in request.overrides if item not in of_files]
     options = take_options(EvalOptions, request)
     options.of_files = of_files
-    _check_out(options)
-    if options.pays:
-        for item in of_files:
-            raise UserError(f"{_group_of(item)}: can't be given together with pays=")
-        check_models(request.rest)
-        from kd.run.pictures import list_to_compare
-
-        list_to_compare(options.pays)
-        return options
+    out = options.out
+    endings = (".json",) if options.pays else (".csv", ".json")
+    if out is not None and not (out.suffix in endings and out.resolve().parent.is_dir()):
+        files = " or ".join(f"FILE{ending}" for ending in endings)
+        raise UserError(f"out: must be {files} in a folder that exists, got '{out}'")
     words = request.rest
     request.rest = [str(run_at(word)) if is_url(word) else word for word in words]  # fetched once
-    only_runs = all(names_run(word) for word in request.rest)
-    if of_files and only_runs:
-        raise UserError(
-            f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
-        )
-    check_models(request.rest)
+    runs = check_models(request.rest)
+    for item in of_files:
+        if options.pays:
+            raise UserError(f"{_group_of(item)}: can't be given together with pays=")
+        if None not in runs:
+            why = "is for a weights file; a run's folder has it in its config.yaml"
+            raise UserError(f"{_group_of(item)}: {why}")
     if options.classifier_key:
-        _check_classes(request.rest, options.classifier_key)
-    _check_pictures(request, options)
+        _check_classes(runs, options.classifier_key)
+    _check_pictures(request, runs, options)
     return options
 
 
-def _check_out(options: EvalOptions) -> None:
-    """Refuses an ``out=`` that is neither CSV nor JSON, of ``pays=`` not JSON, or in no folder that exists."""
-    out = options.out
-    endings = [".csv", ".json"]
-    if options.pays:
-        endings = [".json"]
-    if out is None:
-        return
-    in_folder = out.resolve().parent.is_dir()
-    if out.suffix not in endings or not in_folder:
-        files = " or ".join(f"FILE{ending}" for ending in endings)
-        raise UserError(f"out: must be {files} in a folder that exists, got '{out}'")
-
-
-def _check_classes(words: Sequence[str], key: str) -> None:
+def _check_classes(runs: Sequence[Path | None], key: str) -> None:
     """Refuses what needs a classifier for other students, and what needs one class a picture for several models and other
     tasks.
 
     Weights files, and students of the user's own task, pass: torch is needed to tell.
 
     Args:
-        words: models of the command line.
+        runs: of the models of the command line; None: a weights file.
         key: the option: ``disputed``, ``cascade`` or ``margin``.
 
     Raises:
@@ -148,39 +132,40 @@ def _check_classes(words: Sequence[str], key: str) -> None:
     """
     from kd.ship.predict_words import answers_of
 
-    if len(words) > 1 and key != "margin":
-        raise UserError(f"{key}: takes one run, or one weights file, got {len(words)}")
-    for word in words:
-        if not names_run(word):
-            continue
-        kind = answers_of(run_at(word) / "student.safetensors")
+    if len(runs) > 1 and key != "margin":
+        raise UserError(f"{key}: takes one run, or one weights file, got {len(runs)}")
+    for run in filter(None, runs):
+        kind = answers_of(run / "student.safetensors")
         if kind == "features":
             raise UserError(f"{key}: needs a classifier, and a student has none")
         if key != "margin" and kind not in (None, "classification"):
             raise needs_one_class(key)
 
 
-def _check_pictures(request: Request, options: EvalOptions) -> None:
+def _check_pictures(request: Request, runs: Sequence[Path | None], options: EvalOptions) -> None:
     """Refuses pictures that can't be measured on, or can't prove what is wanted, as far as a list of them shows it, before
     torch is loaded.
 
     Args:
         request: names the models; keeps the source of each run, or without a run that of the settings, in ``listed``, so
             that its pictures are not listed again.
+        runs: of the models; None: a weights file.
         options: name the pictures; get the split that certifies where none is named, and the cautions.
     """
-    from kd.run.pictures import list_folder, list_once
+    from kd.run.pictures import list_folder, list_once, list_to_compare
 
+    if options.pays:
+        list_to_compare(options.pays)
+        return
     if options.folder:
         list_folder(options.folder)
         if not options.proves or is_url(options.folder):
             return
-    runs: list[Path | None] = [run_at(word) for word in request.rest if names_run(word)]
-    for run in runs or [None]:
+    own_runs: list[Path | None] = [*filter(None, runs)]
+    for run in own_runs or [None]:
         config, _ = Run.settings(run / "config.yaml" if run else None, request)
-        if options.proves and len(request.rest) == 1:
-            teachers = teachers_in(config["model"]) if run else {}
-            _check_teachers(teachers, options.classifier_key, request.rest[0])
+        if options.proves and len(runs) == 1:
+            _check_teachers(config if run else {}, options.classifier_key, request.rest[0])
         split = options.split or ("train" if options.disputed else "val")
         splits = list_once(request, config, [split])
         if splits is not None and options.proves:
@@ -201,31 +186,22 @@ def _check_proof(splits: "Splits", run: Path | None, options: EvalOptions) -> No
     options.cautions[run] = cautions_about(splits, run, options)
 
 
-def _check_teachers(teachers: Mapping[str, Mapping[str, Any]], key: str, name: str) -> None:
+def _check_teachers(config: Mapping[str, Any], key: str, name: str) -> None:
     """Refuses a comparison with a teacher that the settings do not have, or whose weights are gone.
 
     Args:
-        teachers: their settings.
+        config: the run's settings; {} of a weights file, which has no teacher.
         key: the option that needs it, ``margin`` or ``cascade``.
         name: of the model, as it was typed.
 
     Raises:
         UserError: as it is raised once the teacher can't be built.
     """
-    why = ""
-    for teacher in teachers.values():
-        file = teacher["checkpoint"]
-        if file and not is_url(file) and not Path(file).exists():
-            why = f" ({file} not found)"
-    if why or not teachers:
-        raise no_teacher(key, name, why)
-
-
-def _take_file_settings(request: Request) -> list[str]:
-    """Removes the ``key=value`` items that say how a weights file is read from the request, and returns them."""
-    items = [item for item in request.overrides if _group_of(item) in FILE_KEYS]
-    request.overrides = [item for item in request.overrides if item not in items]
-    return items
+    teachers = teachers_in(config.get("model", {}))
+    files = [str(teacher["checkpoint"] or ".") for teacher in teachers.values()]
+    gone = [file for file in files if not (is_url(file) or Path(file).exists())]
+    if gone or not teachers:
+        raise no_teacher(key, name, f" ({gone[0]} not found)" if gone else "")
 
 
 def _group_of(item: str) -> str:

@@ -250,16 +250,20 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
             weights_file(Path(place), key)
 
 
-def check_models(words: Sequence[str]) -> None:
-    """Refuses words of a command line that name neither a finished run nor a weights file; URLs pass.
+def check_models(words: Sequence[str]) -> list[Path | None]:
+    """Refuses words of a command line that name neither a finished run nor a weights file.
+
+    Returns:
+        The run's folder for each word; None for a weights file.
 
     Raises:
         UserError: names the missing folder or file.
     """
+    runs: list[Path | None] = []
     for word in words:
-        if is_url(word):
-            continue
         if names_run(word):
-            finished_at(word, "config.yaml")
+            runs.append(finished_at(word, "config.yaml"))
         else:
             weights_file(Path(word), "weights")
+            runs.append(None)
+    return runs
