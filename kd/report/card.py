@@ -35,7 +35,7 @@ def card(
     """The model card of a finished run, Markdown with the hub's metadata.
 
     Args:
-        run: read from its folder.
+        run: read from its folder; its ``notes`` get a sentence for each file of results that is left out.
         license_name: of the weights, as the hub names it (``apache-2.0``); left out where it is not known.
         teacher_license: likewise, of the teacher.
         data_license: likewise, of the pictures.
@@ -92,7 +92,7 @@ def _front(
     Args:
         name: of the model.
         task: the hub's, :func:`_pipeline`.
-        best: the student's metrics, shares in [0, 1].
+        best: the student's metrics by name, shares in [0, 1]; those that are not in :data:`METRICS` are left out.
         source: of the data.
         license_name: as the hub spells it; None: not given.
     """

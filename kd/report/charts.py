@@ -54,13 +54,19 @@ Lines = dict[str, list[Any]]
 
 
 def lines_in_rows(rows: Sequence[Json], keys: Mapping[str, str]) -> Lines:
-    """The values of ``keys``, name in a row by label, in all rows; lines without any value are left out."""
+    """A line for each label of ``keys``: each row's value under the label's key, None where the row lacks it.
+
+    Lines without any value are left out.
+    """
     lines = {label: [row.get(key) for row in rows] for label, key in keys.items()}
     return {label: values for label, values in lines.items() if set(values) != {None}}
 
 
 def line_chart(title: str, x: Sequence[float], x_name: str, lines: Lines) -> Chart | None:
-    """A chart of lines, averaged over up to :data:`BINS` slices; None without values."""
+    """A chart of lines, averaged over up to :data:`BINS` slices of equal length, each drawn at its first ``x``.
+
+    Lines without a finite value are left out; None where none is left.
+    """
     shown = {}
     for label, values in lines.items():
         averages = _binned(values, _average)
@@ -183,7 +189,8 @@ def machine_lines(facts: Facts) -> list[Chart | None]:
 def _is_shown(metric: str, prefix: str) -> bool:
     """Whether a metric belongs in the chart of all metrics that begin with ``prefix``.
 
-    The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale.
+    The learning rate has its own chart, and so has the accuracy of features (:data:`PROBE`). The IoU of each class would be
+    too many lines; ``rankme``, a rank, has another scale.
     """
     _, _, name = metric.rpartition("/")
     if name in (*PROBE, "rankme") or "/iou_" in metric:
@@ -192,10 +199,10 @@ def _is_shown(metric: str, prefix: str) -> bool:
 
 
 def metric_lines(run: RunRecords) -> list[Chart | None]:
-    """Losses and validation metrics over the steps; None in place of a chart without values.
+    """The charts of :data:`METRICS` over the steps; None in place of a chart without values.
 
-    Training losses are shown as they enter their sum: each times its weight. Validation begins with the student before its
-    first step, where that was measured.
+    A training loss is shown as it enters the sum of the losses: times its weight. Validation begins, at step 0, with the
+    student before its first step, where that was measured.
     """
     start = {f"val/{name}": value for name, value in (run.student.get("start_val") or {}).items()}
     rows = [start, *run.metrics]

@@ -83,7 +83,10 @@ def settings_table(runs: Sequence[Facts]) -> Table:
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 def numbers_table(runs: Sequence[Facts]) -> Table:
-    """A row for each number that a run has; for two runs a last column with the change."""
+    """A row for each number that a run has.
+
+    For two runs a last column has the change: of a validation metric the difference, of any other number the quotient.
+    """
     numbers = [_numbers_of(facts) for facts in runs]
     rows = []
     for name in dict.fromkeys(name for of_run in numbers for name in of_run):
@@ -137,7 +140,7 @@ def _numbers_of(facts: Facts) -> Numbers:
 
 
 def _hours_per_epoch(facts: Facts) -> Number:
-    """Hours of a run by its epochs so far; None before any is recorded."""
+    """Hours of a run divided by its epochs so far; None before any is recorded."""
     return ratio(facts.hours or 0.0, facts.epochs_done or 0.0) or None
 
 
@@ -148,8 +151,9 @@ def _product(a: Number, b: Number) -> Number:
 
 # -- in words ----------------------------------------------------------------------------------------------------------
 def differences_in_words(explained: Sequence[Explained]) -> list[str]:
-    """How much faster the last run is than the first; where they are judged by other pictures, that their metrics can't be
-    compared.
+    """A line that says how much faster the last run is than the first.
+
+    Where their ``data.source`` or ``data.val_fraction`` differ, a second line: their metrics can't be compared.
     """
     first = explained[0].facts
     last = explained[-1].facts
@@ -165,8 +169,8 @@ def differences_in_words(explained: Sequence[Explained]) -> list[str]:
 def _speed(before: Facts, after: Facts) -> str:
     """How much faster the last run is, in a sentence.
 
-    With as many devices by pictures a second; with another number of them by hours an epoch, altogether and for each
-    device-hour.
+    With another number of devices it compares hours an epoch, in total and for each device-hour; with the same number, or
+    where these hours are not known, pictures a second.
     """
     more_devices = ratio(after.devices, before.devices)
     hours = _hours_per_epoch(before)

@@ -65,8 +65,9 @@ class Change(Checked):
 def maker_ms(facts: Facts) -> float:
     """Ms that one process of a data tier would take for a batch, on its own core.
 
-    It is estimated from a loader process: the part of its time for a batch in which it computes; where the
-    step waits and waits for a core were recorded, in which it has a core. Without loader processes it is the step's wait.
+    It is estimated from a loader process: its time for a batch, times the share of that time in which it computes. Where the
+    step waits for batches, and waits for a core were recorded, that is the share in which the process has a core. Without
+    loader processes it is the step's wait.
     """
     if facts.workers == 0:
         return batch_ms(facts)
@@ -76,8 +77,14 @@ def maker_ms(facts: Facts) -> float:
 
 
 def _step(facts: Facts, phases: Mapping[str, float], change: Change) -> float:
-    """Ms of a step with these phases. A data tier stays: where the step waits for it, it makes as many pictures a second
-    as now.
+    """Ms of a changed run's step, with its wait for data worked out anew.
+
+    A data tier stays: where the step waits for the tier now, the tier makes as many pictures a second as now.
+
+    Args:
+        facts: of the run as it is.
+        phases: ms of the changed step by phase; ``data``, its wait so far, counts only where a tier keeps up.
+        change: what is to be different.
     """
     rest = sum(ms for name, ms in phases.items() if name != "data")
     larger = change.larger(facts)
@@ -106,7 +113,7 @@ class Outlook:
 
 
 def outlook_of(facts: Facts, change: Change) -> Outlook:
-    """Time and cost of the run with ``change``; with none, of the run as it is.
+    """Time and cost of the run with ``change``; with ``Change()``, of the run as it is.
 
     More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
     ring's, ``(n - 1) / n`` for ``n`` processes. Computing grows with the batch. Every process brings as many cores as now;
@@ -127,7 +134,7 @@ def outlook_of(facts: Facts, change: Change) -> Outlook:
     validation_ms = facts.phases.get("validation", 0.0)
     steps_s = facts.batches_per_epoch * epochs / more * (step + validation_ms) / 1000
 
-    # Seconds of the run that its records do not explain, where it is not longer than it was.
+    # Seconds that the records do not explain: known of a run that has trained its whole length.
     unexplained_s = 0.0
     if facts.length == facts.epochs_done:
         unexplained_s = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
@@ -143,8 +150,8 @@ def _check_known(facts: Facts, change: Change) -> None:
     """Refuses changes of what a training has not, or of what its records do not say.
 
     Raises:
-        UserError: a cache without a teacher; makers of a data tier; loader processes of a loader that does not say how many
-            it has.
+        UserError: the change wants a cache, and there is no teacher; or it wants another number of loader processes, and a
+            data tier makes the batches, or the loader does not say how many processes it has.
     """
     folder = facts.run.folder
     if change.cache and not facts.has_teacher:
@@ -156,10 +163,10 @@ def _check_known(facts: Facts, change: Change) -> None:
 
 
 def _mean_step(facts: Facts, change: Change, epochs: float) -> float:
-    """Ms of the mean step over all epochs, of two kinds.
+    """Ms of the changed run's mean step over all ``epochs``.
 
-    The first ``views`` epochs compute the teacher's answers; later ones read them from a cache, if there is one. What was
-    cached before the run counts as read.
+    Without a cache all epochs compute the teacher's answers. With one the first epochs compute them, one epoch for each view
+    that the cache lacked before the run, and the later epochs read them.
 
     Raises:
         UserError: no recorded step shows what the changed run would do.
@@ -220,7 +227,9 @@ def outlook_table(facts: Facts, change: Change) -> Table:
 
 # -- the page's tables -------------------------------------------------------------------------------------------------
 def input_costs(facts: Facts) -> Table | None:
-    """What other inputs would cost: their step, price and saving; None where no GPU waits for want of cores.
+    """What other inputs would cost: their step, price and saving.
+
+    None on CPUs, with a data tier, and where the step does not wait for data or the GPUs have cores enough.
 
     The first row is measured, the others are at best: views made on the device; machines without GPUs beside that make
     all batches, so many that no step waits. What a row saves is of the cost where prices are known, else of the time.

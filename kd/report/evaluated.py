@@ -64,7 +64,8 @@ def evaluation_parts(
     Args:
         results: of ``kd-eval``, one a model.
         pairs: of each model after the first, beside it; [] of tasks whose answers are not names of classes.
-        parts: of a cascade, of disputed labels or of a backbone's starts.
+        parts: of a cascade, of disputed labels or of a backbone's starts, shown last; of the starts, which have no metrics
+            of a student beside them, these alone are returned.
     """
     first = results[0]
     if "student" not in first:
@@ -116,7 +117,12 @@ def models_table(results: Mapping[str, Json]) -> Table:
 
 
 def run_table(summary: Json, of_teacher: bool = False) -> Table:
-    """The models of a run, as its ``summary.json`` has them; ``of_teacher``: it has trained the teacher of another run."""
+    """The models of a run: teacher, student after the last epoch and, where another epoch or the start is kept, that one.
+
+    Args:
+        summary: content of the run's ``summary.json``.
+        of_teacher: the run has trained the teacher of another run: rows are named "teacher" instead of "student".
+    """
     student = summary["student"]
     teacher = summary["teacher"]
     best = student["best_val"]
@@ -146,7 +152,11 @@ def _figures(values: Json, metrics: Sequence[str]) -> list[str]:
 
 
 def without_common_folders(names: Sequence[str]) -> list[str]:
-    """Names without the leading folders that all of them share, and files of one name by their folders."""
+    """Paths without the leading folders that all of them share.
+
+    Files that all have the same name (``a/student.pth``, ``b/student.pth``) are named by their folders. Where some paths are
+    absolute and others not, none is shortened.
+    """
     paths = [Path(name) for name in names]
     folders = [path.parent for path in paths]
     files = {path.name for path in paths}
@@ -297,7 +307,10 @@ def _numbers(content: Json) -> Table:
 
 
 def _class_parts(content: Json) -> Parts:
-    """Each class's score and most frequent mistake, those that lost most first, and the largest confusions."""
+    """A table of the classes with score and most frequent mistake, and one of the largest confusions; [] without classes.
+
+    The classes that lost most against the teacher come first; without a teacher, those with the lowest score.
+    """
     per_class = sorted(content["per_class"], key=_gain_and_score)
     if not per_class:
         return []
@@ -376,7 +389,7 @@ def _calibration(curves: Mapping[str, Sequence[tuple[float, float, int]]]) -> Pa
 
 
 def _galleries(content: Json) -> Parts:
-    """Example pictures for each kind of outcome; pictures that are none are left out."""
+    """Example pictures for each kind of outcome; an example whose image is no JPEG in a data URL is left out."""
     colours = content.get("colours", {})
     legend = [(name, colours[name]) for name in colours if re.fullmatch(COLOUR, colours[name])]
     galleries: Parts = []
@@ -430,7 +443,10 @@ def cascade_parts(found: Json) -> Parts:
 
 
 def _threshold(found: Json) -> list[str]:
-    """The threshold that was chosen for the goal, and what it gives on other pictures, in words."""
+    """The threshold that was chosen for the goal, and what it gives on other pictures, in words.
+
+    With ``cautions`` about the pictures, which are the last lines, the goal is called reached, not guaranteed.
+    """
     goal = found["goal"]
     certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
     if found["threshold"] is None:
@@ -489,7 +505,7 @@ def with_interval(points: float, low: float, high: float, unit: str = "points") 
 
 
 def labels_alone_table(found: Json) -> Table:
-    """What a teacher's answers have added, in words; the first line is the page's.
+    """What a teacher's answers have added, in words; the first line is also part of the page's headline.
 
     Args:
         found: ``gain`` (:func:`kd.proof.certificate.gain_interval`), ``measure``, ``pictures``; ``metric`` of the students

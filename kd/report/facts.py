@@ -56,7 +56,7 @@ class Facts(StepFacts):
 
     @cached_property
     def tier(self) -> TierFacts | None:
-        """The machines that made the batches, of all ranks together; None where this machine did, or no rank has two
+        """The machines that made the batches, of all ranks together; None without a data tier, or where no rank has two
         readings.
 
         Counts of a machine grow from reading to reading; what was made is the difference of the newest and the first one.
@@ -121,7 +121,7 @@ class Facts(StepFacts):
 
     @cached_property
     def wall_s(self) -> Number:
-        """Seconds from the process's start to its newest record: the clock that start-up is measured by.
+        """Seconds from the process's start, from which start-up is measured too, to its newest record.
 
         None where the records or the start-up are missing.
         """
@@ -197,8 +197,8 @@ class Facts(StepFacts):
 
     @cached_property
     def hours(self) -> Number:
-        """Hours of the run, as its own closing table has them; without one so far, by its clock or by :attr:`recorded_s`,
-        if that is more; None where nothing is known.
+        """Hours of the run: ``wall_s`` of its summary; without it, hours so far, by the larger of :attr:`wall_s` and
+        :attr:`recorded_s`. None where nothing is known.
         """
         of_fit = self.run.summary.get("wall_s")
         return (of_fit or max(self.wall_s or 0.0, self.recorded_s)) / 3600 or None
@@ -273,7 +273,8 @@ class Facts(StepFacts):
         """Bytes of a full cache, with the answers in half precision; None before the run's end.
 
         Of each view of each picture: 8 bytes for a checksum and the largest logit; 2 for each class, or 4 for each of
-        the largest ``cache_topk`` with its class; and the features. A run with fewer epochs than views fills so many.
+        the largest ``cache_topk`` with its class; and the features. A run with fewer epochs than views fills one view an
+        epoch.
         """
         data = self.run.summary.get("data")
         if not data:
@@ -285,8 +286,10 @@ class Facts(StepFacts):
 
     @cached_property
     def swing(self) -> Swing | None:
-        """The computing phase that varies most, of those that take :data:`MUCH_OF_A_STEP`, where p95 over p50, or p50 over
-        p5, is at least :data:`SWINGS`; None of fewer than :data:`FEWEST_SWINGING` usual steps.
+        """The computing phase with the widest spread (p95 less p5, ms), of those that take :data:`MUCH_OF_A_STEP` or more.
+
+        None unless its p95 over p50, or its p50 over p5, is at least :data:`SWINGS`; also with fewer than
+        :data:`FEWEST_SWINGING` usual steps.
 
         A cached teacher's phase is left out: some steps compute answers and others read them.
         """
@@ -320,8 +323,9 @@ class Facts(StepFacts):
         return best((row[column] for row in self.run.metrics if column in row), default=None)
 
     def exports_its_start(self) -> bool:
-        """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's
-        error.
+        """Whether the student is exported as it was before the first step (best epoch 0).
+
+        The run chooses that where each epoch was worse by more than the metric's error.
         """
         student = self.run.student
         best = student.get("best_val") or {}

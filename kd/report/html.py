@@ -60,7 +60,7 @@ def write_explained(folder: Path, summary: Json) -> None:
 
 
 def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
-    """Writes the page that compares two runs or more; the first is the one that the others are held against."""
+    """Writes the page that compares two runs or more with the first of them; returns ``file``."""
     return write_page(
         file, " and ".join(label(one.facts) for one in explained), comparison(explained)
     )
@@ -69,7 +69,7 @@ def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
 def write_page(
     file: Path, title: str, sections: Sequence[Section | Part | None], reloads: bool = False
 ) -> Path:
-    """Writes a page; a browser that reloads never sees half of it.
+    """Writes a page in one piece, so that a browser that reloads never sees half of it; returns ``file``.
 
     Args:
         file: the page.

@@ -29,7 +29,10 @@ def fires(condition: object, **evidence: object) -> Evidence:
 
 
 def often(hits: Sequence[bool], at: float, **evidence: object) -> Evidence:
-    """More than a share ``at`` of the samples are hits: ``part``, and what else is given. Not of no samples."""
+    """Fires where more than a share ``at`` of the samples are hits; without samples it does not.
+
+    The evidence is ``part``, the share of hits, and what else is given.
+    """
     part = mean(hits)
     return fires(part > at, part=part, **evidence)
 
@@ -60,11 +63,11 @@ def room_left(*use: Series, low: float, window: int, skip: int) -> Evidence:
 def growth(
     values: Series, increase: float, skip: int, window: int = 0, least_mb: float = 0.0
 ) -> Evidence:
-    """Steady growth over the newest ``window`` samples, without a window after the first third of the run.
+    """Steady growth over the newest ``window`` samples; with ``window=0``, over all after the first third.
 
-    The mean of the last tenth is above the first's by a share ``increase`` and by ``least_mb``, and rose steadily: at most
-    one of the nine steps between tenths does not rise, and the median rise is at least half of the mean one. One jump, as
-    when validation's loader starts, is no leak.
+    The mean of the last tenth of these is above that of the first tenth by a share ``increase`` of it and by ``least_mb``.
+    The growth is steady: at most one of the nine steps from tenth to tenth does not rise, and the median rise is at least
+    half of the mean one. One jump, as when validation's loader starts, is no leak. None with fewer than 20 samples.
     """
     after_start = values[skip:]
     third = len(after_start) // 3
@@ -129,11 +132,12 @@ def loaders(
     *,
     low: float,
 ) -> Evidence:
-    """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
+    """More loader processes and compute threads than cores; or cores to spare, and the step waits for a share above ``low``.
 
-    One more than there are cores is usual. Where each training process has one loader process or none, its compute threads
-    do not count. ``others`` are cores that other programs use; they are not to spare. ``sharers``: who shares the cores, in
-    words; ``lever``: that of the limit, which predicts.
+    One process or thread more than there are cores is usual and does not fire. Where each training process has one loader
+    process or none, its compute threads do not count. ``others`` are cores that other programs use; they are not to spare.
+    ``sharers``, who shares the cores in words, is the text of the first case; ``lever``, the lever of
+    :func:`kd.report.limits.data_bound`, that of the second.
     """
     in_all = processes * workers
     taken = in_all + processes * threads
@@ -170,7 +174,10 @@ def throttled(reasons: Sequence[Sequence[str]], share: float) -> Evidence:
 
 # -- losses and metrics ------------------------------------------------------------------------------------------------
 def flat_loss(loss: Series, percent: float, least: int) -> Evidence:
-    """The mean of the last fifth is not ``percent`` % of the first fifth's below it; a loss that is 0 throughout is fine."""
+    """The mean loss of the last fifth is not lower than that of the first fifth by more than ``percent`` % of it.
+
+    A loss that is 0 throughout is fine. None with fewer than ``least`` values.
+    """
     if len(loss) < least:
         return None
     fifth = max(1, len(loss) // 5)
@@ -228,7 +235,7 @@ def class_imbalance(counts: Sequence[int], factor: float) -> Evidence:
 def weak_teacher(
     acc1: float, chance: float, pictures: int, remedy: str = "", *, sigma: float
 ) -> Evidence:
-    """Luck explains the teacher's accuracy on its ``pictures``, and they are enough to say so.
+    """Luck explains the teacher's accuracy, and its ``pictures`` are enough to call it no better than guessing.
 
     ``chance`` is the share of the most frequent class; ``remedy`` the key that the preflight has found.
     """
@@ -247,7 +254,10 @@ def ignored_teacher(
     patience: int,
     below: float,
 ) -> Evidence:
-    """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls by it."""
+    """Over ``patience`` epochs agreement moves by at most ``flat`` and ends below ``below``.
+
+    Besides, no distillation loss falls by a share ``flat`` in these epochs.
+    """
     long = {name: loss for name, loss in losses.items() if len(loss) > patience}
     if len(agreement) <= patience or not long:
         return None
@@ -290,7 +300,7 @@ def overtrained(
 
 
 def standard_error(metric: str, value: float, pictures: int) -> float:
-    """Of an accuracy ``p`` of so many pictures, ``sqrt(p (1 - p) / pictures)``; 0 of other metrics, or of none."""
+    """The standard error of an accuracy, ``sqrt(p (1 - p) / pictures)``; 0 for other metrics, and without pictures."""
     of_pictures = metric.endswith("acc1") and 0 <= value <= 1
     return math.sqrt(ratio(value * (1 - value), pictures)) if of_pictures else 0.0
 
@@ -305,9 +315,10 @@ def worse_than_start(
     *,
     drop: float,
 ) -> Evidence:
-    """After the last epoch the student is worse than before the first step, by a share ``drop`` and more than an error.
+    """After the last epoch the student is worse than before the first step.
 
-    The exported epoch counts from 1; 0 is the start.
+    It is by more than a share ``drop`` of its value before, and by more than that value's standard error. The exported epoch
+    counts from 1; 0 is the start.
     """
     if start is None or last is None or not math.isfinite(start + last):
         return None
@@ -337,10 +348,11 @@ def under_trained(
     below: float,
     least: int,
 ) -> Evidence:
-    """The metric rose in the last ``part`` of the run, two epochs at least, and agreement is below ``below``.
+    """The metric still rose in the last share ``part`` of the run, two epochs at least, and agreement is below ``below``.
 
-    By ``gain``, more than a standard error, above all that was there before, the student before its first step too. Of a
-    run of ``least`` epochs or more; ``start`` says where the student's first weights came from.
+    The last epoch's value is above those of all epochs before this part, and above that of the student before its first step
+    (``start_value``), by ``gain`` and by a standard error. None in a run of fewer than ``least`` epochs. ``start`` says
+    where the student's first weights came from (``scratch``: random).
     """
     count = len(val)
     epochs = max(2, round(part * count))
@@ -370,7 +382,10 @@ def collapsed(rank: Series, pictures: int, below: float, least: int) -> Evidence
 def same_losses(
     own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int, near: float
 ) -> Evidence:
-    """Another run has had the same losses at ``least`` steps, to a share ``near`` of them (of 1 for smaller ones)."""
+    """Another run has the same losses: at all steps that both have, and these are at least ``least``.
+
+    Two losses are the same if they differ by at most ``near`` times the loss, or times 1 where it is smaller.
+    """
     for name, loss in others.items():
         common = [step for step in own if step in loss]
         alike = True

@@ -61,9 +61,10 @@ def _feature_lines(run: RunRecords) -> list[Chart | None]:
 def headline(facts: Facts) -> Section | None:
     """The page's first sentence: what the student reaches, beside its teacher, and how small it is.
 
-    Of a student that is worse, the share of the teacher's metric that it keeps, where the metric is a share; else both
-    values. Of classes the difference has its interval, and one that the pictures do not show is named so. Last what the
-    teacher's answers have added, where that was measured. None where nothing was validated.
+    A worse student is described by the share of the teacher's metric that it keeps; where the metric is no share, by both
+    values. For ``acc1`` the difference has its 95 % interval; where that holds 0, the sentence says that the pictures can't
+    tell the two apart. Last comes what the teacher's answers have added, where that was measured. None where nothing was
+    validated.
     """
     run = facts.run
     metric = run.primary
@@ -91,7 +92,7 @@ def headline(facts: Facts) -> Section | None:
 
 
 def _beside(facts: Facts, score: float, of_teacher: float) -> str:
-    """How a student's main metric compares with its teacher's, in words."""
+    """How a student's main metric compares with its teacher's: what follows "The student" in a sentence."""
     metric = facts.run.primary
     shown = format_metric(metric, score)
     taught = format_metric(metric, of_teacher)

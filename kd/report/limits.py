@@ -71,7 +71,7 @@ class PhaseLimit:
 
 
 def of_phase(phase: str, facts: Facts) -> Limit | None:
-    """The limit of a phase, a key of :data:`PHASE_LIMITS`; None where it takes less of the step."""
+    """The limit of a phase, a key of :data:`PHASE_LIMITS`; None where its share is below :attr:`PhaseLimit.at`."""
     limit = PHASE_LIMITS[phase]
     part = phase_share(facts.phases, phase)
     if part < limit.at:
@@ -84,7 +84,11 @@ def of_phase(phase: str, facts: Facts) -> Limit | None:
 
 
 def _cheaper_teacher(facts: Facts, part: float) -> Lever:
-    """A cache of its answers, which computes each view once, where that pays within the run; else a smaller teacher."""
+    """Levers for the teacher's share of the step, ``part``.
+
+    A cache of the teacher's answers, which computes each view once, where that pays within the run; else a smaller teacher.
+    In a run that has a cache the share is that of filling it.
+    """
     free = without(part)
     if facts.cached:  # reading costs next to nothing: the cache was being filled
         lever = "later epochs, and runs like this one, read them: at most"
@@ -112,7 +116,7 @@ def _cheaper_teacher(facts: Facts, part: float) -> Lever:
 
 
 def _less_waiting(facts: Facts, part: float) -> Lever:
-    """A rank that makes all others wait, or less traffic."""
+    """Levers for the wait for gradients: a slow rank that makes all others wait; without one, less traffic."""
     slowest = slow_rank(facts.compute_ms)
     if slowest is not None:
         rank = slowest["rank"]
@@ -134,7 +138,7 @@ def _fused_optimizer(_facts: Facts, part: float) -> Lever:
 
 
 def _fewer_callbacks(facts: Facts, part: float) -> Lever:
-    """The slowest callback, where it takes much of the phase; else all of them."""
+    """Levers for callbacks and logging: the slowest callback, where it takes much of the phase; else fewer of all."""
     gain = without(part)
     by_ms = itemgetter(1)
     slowest, ms = max(facts.callbacks_ms.items(), key=by_ms, default=("", 0.0))
@@ -334,9 +338,10 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
 
 
 def precision_bound(facts: Facts) -> Limit | None:
-    """A CPU computes in the one of float32 and bfloat16 that it is slower in.
+    """A CPU trains in float32 or bfloat16, and is faster in the other of the two by :data:`LEADS` or more.
 
-    By Amdahl's law the computing phases, a share ``p`` of the step, take ``p / slower`` in the faster precision.
+    By Amdahl's law the computing phases, a share ``p`` of the step, take ``p / slower`` in the faster precision. None on
+    GPUs and for other precisions.
     """
     used = facts.header.get("precision", "")
     bfloat16_time = facts.header.get("bfloat16_time")  # over float32's; none on a GPU
@@ -422,7 +427,7 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
 def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     """Training and loader processes wait for a core for a share ``at`` of the step: too many of them, or other jobs.
 
-    Where the kernel does not report waiting threads, a computing phase that varies on a crowded machine stands for it.
+    Where the kernel does not report waiting threads, a computing phase that varies on a crowded machine is the evidence.
     """
     step = facts.step_ms
     lost = facts.without_core_ms
@@ -442,7 +447,10 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
 
 
 def who_takes_cores(facts: Facts, evidence: str, lost: float) -> Limit:
-    """The limit of a host whose cores others take, with what to change; the limit and the rule SchedulerDelay share it.
+    """The limit of a host on which training or its loaders wait for a core: why, and what to change.
+
+    The first reason that holds: other programs' processes; a single core; processes bound to a part of the cores; more
+    compute threads than cores; too many loader processes. The rule SchedulerDelay takes its lever from here.
 
     Args:
         facts: of the run.

@@ -75,7 +75,10 @@ def short(value: Number) -> str:
 
 
 def in_tables(metric: str) -> bool:
-    """Whether it has a column of its own where there is little room: not each class, not each loss."""
+    """Whether a metric gets a column where there is little room: not one of a class or target, nor a loss.
+
+    ``feature_loss`` gets one all the same.
+    """
     of_one = metric.startswith(("iou_", "r2_", "mae_", "rmse_"))
     return metric == "feature_loss" or (not of_one and not metric.endswith("_loss"))
 

@@ -353,7 +353,10 @@ class Writer:
             self._thin()
 
     def _thin(self) -> None:
-        """Halves the share of the records of :data:`THINNED` that are kept, and writes the file anew."""
+        """Halves the share of the records of :data:`THINNED` that are kept, and writes the file anew.
+
+        Of the totals it keeps the newest.
+        """
         records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
         totals = [record for record in records if record["kind"] == "total"]

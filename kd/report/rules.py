@@ -76,7 +76,12 @@ class Rule:
         return Finding(self.name, text, evidence.get("lever") or self.lever)
 
     def applied_to(self, series: Series, thresholds: Mapping[str, float]) -> Finding | None:
-        """:meth:`__call__` on the series of a run, a machine or a GPU, with a user's thresholds, floats all."""
+        """:meth:`__call__` on the series of a run, a machine or a GPU; None also where :attr:`when` does not hold.
+
+        Args:
+            series: whose names are those of :attr:`reads`, and :attr:`when`.
+            thresholds: the user's, by name, as floats; those that count are made whole numbers.
+        """
         holds = series[self.when] if self.when else True
         if holds is None or holds is False:
             return None
@@ -284,8 +289,8 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
 def limits_of(facts: Facts, failures: list[str] | None = None) -> list[Limit]:
     """The limits of a run whose lever is worth naming, the headline first, then by their gain.
 
-    That is from a gain of about :data:`kd.report.limits.WORTH` on; a headline needs :data:`kd.report.limits.LEADS`. A
-    limit that fails does not stop the others.
+    A lever is worth naming from a gain of about :data:`kd.report.limits.WORTH` on, and makes a headline from
+    :data:`kd.report.limits.LEADS` on. A limit that fails does not stop the others.
 
     Args:
         facts: of the run.
@@ -430,8 +435,8 @@ class Explained:
     def _scopes(self) -> list[Series]:
         """What has series: the run, each machine and each of its GPUs.
 
-        Samples that lack a GPU are left out. A larger batch may be suggested where neither host, input nor network limits
-        the run: it is ``free``.
+        Samples that lack a GPU are left out. A machine has the series ``free``: True where neither host, input nor network
+        limits the run, so that a larger batch may be suggested.
         """
         first = self.limits[0].bound if self.limits else ""
         free = first not in ("host", "data", "communication")

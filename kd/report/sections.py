@@ -40,7 +40,7 @@ def report(explained: Explained) -> list[Section | Part]:
     """The page's sections, in the order of :data:`PAGE`; those without data are left out.
 
     A section that can't be worked out is left out too, and the notes name it: the others are shown. Of a run that ended
-    well, with a student that became no worse, what is unusual comes after the results.
+    well, with a student that became no worse, the rules that fired come after the results.
     """
     made: dict[str, list[Section | Part]] = {}
     for name, parts_of in PAGE.items():
@@ -48,9 +48,8 @@ def report(explained: Explained) -> list[Section | Part]:
         parts = attempt(f"section {name}", explained.failures, partial(parts_of, source))
         several = parts if isinstance(parts, list) else [parts]
         made[name] = [part for part in several if part]
-    problems = notes(
-        explained.run, explained.failures
-    )  # last: they name the failures of the others
+    # Notes name the failures of the other sections, so they are made last; the page shows them after the costs by group.
+    problems = notes(explained.run, explained.failures)
     if problems:
         made["cost by group"].append(problems)
     names = list(PAGE)
@@ -73,8 +72,9 @@ NOT_COMPARED = (
 
 
 def _results(facts: Facts) -> Parts:
-    """What commands have measured of the student, in the order of their names; of a finished student what was not compared,
-    and how it is.
+    """What commands have measured of the student, in the order of their names.
+
+    Of a finished run also the comparison that is missing, with the command that makes it.
     """
     run = facts.run
     results = facts.results
@@ -257,6 +257,8 @@ def _cost_by_group(facts: Facts) -> Table | None:
 def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
     """What could not be read, and what could not be worked out from the rest; None without either.
 
+    That ``summary.json`` is missing is left out while the run trains: it is written at the end.
+
     Args:
         run: with its notes.
         failures: of :attr:`kd.report.rules.Explained.failures`.
@@ -308,7 +310,7 @@ def _percentiles(facts: Facts) -> Table | None:
 
 
 def _operations(facts: Facts) -> Table | None:
-    """The operations that take most of a profiled step, as a table; None without a profile."""
+    """The operations that take most of a step in the newest profile, as a table; None without a profile."""
     if not facts.windows:
         return None
     window = facts.windows[-1]

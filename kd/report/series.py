@@ -27,9 +27,9 @@ def _complete(readings: Sequence[Json], key: str) -> list[float]:
 
 # -- of a machine ------------------------------------------------------------------------------------------------------
 def _gpus(samples: Sequence[Sample]) -> list[list[float]]:
-    """Use of each GPU, %; [] of one whose use is not known: the place in the list is the GPU's number.
+    """Use of each GPU in each sample, %, by the GPU's number; [] in the place of a GPU whose use is not known.
 
-    NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
+    [] altogether where no reading is above 0: NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
     """
     use = [_complete(readings, "util") for readings in gpus_of(samples)]
     return use if any(any(values) for values in use) else []

@@ -187,6 +187,7 @@ class StepFacts:
         """Cores that the processes on one machine may use together, by affinity and by their container's quota.
 
         A header's ``core_ids`` are those of its rank's affinity, its ``cores`` their number or the quota, if that is less.
+        Where ranks are bound to different cores, all their cores count, up to the quota; else the typical rank's ``cores``.
         """
         host = self.header.get("host")
         cores_of_all_ranks: set[int] = set()
@@ -335,7 +336,8 @@ class StepFacts:
 
         They do where they use more than half a core (of a single core, which is shared fairly, more than a quarter), and
         this and a core for each of the job's loader processes and threads are more than three quarters of the cores. If
-        the job alone needs more cores than there are, they must use more than its processes beside this one.
+        the job alone needs more cores than there are, they must also use more than the job's loaders and its other training
+        processes.
         """
         wanted = self.processes * (self.workers + self.threads)
         least = min(0.5, 0.25 * self.cores)
@@ -385,7 +387,9 @@ class StepFacts:
         return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
 
     def larger_batch(self, times: float) -> str:
-        """How the batch could grow, in words, with the number of pictures where the run has counted them; "": not.
+        """How the batch could grow, in words; "" where it can't.
+
+        The text names a size where the run has counted how many more pictures fit into memory.
 
         Args:
             times: how many times as many pictures are enough, rounded up. A size is named only if an epoch keeps

@@ -21,8 +21,8 @@ def rendered(template: str, escaped: Callable[[str], str], **values: object) -> 
 
     Args:
         template: name of its file.
-        escaped: is called with the text of each value that the template prints, but for :class:`Raw`: no name opens markup,
-            ends a cell or begins a line.
+        escaped: escapes the text of each value that the template prints, so that no name opens markup, ends a cell or begins
+            a line. A :class:`Raw` value is printed as it is.
         values: by their names in the template.
     """
 
