@@ -427,6 +427,6 @@ def is_rank_zero() -> bool:
         names = ("OMPI_COMM_WORLD_RANK",)
     for name in names:
         text = os.environ.get(name, "0")
-        if text.isdecimal() and int(text) != 0:  # recognise() refuses other words
+        if text.isdecimal() and int(text) != 0:  # recognise_launcher() refuses other words
             return False
     return True

@@ -100,7 +100,7 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         raise UserError(
             f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}"
         )
-    current = _current(env, from_file, groups, here)
+    current = _group_of_this_machine(env, from_file, groups, here)
     train = groups[_training_group(groups, current, env.get("KD_ROLE"))]
     _check_types(listed, train)
     return MachineNames(here, train, sorted(set(hosts) - set(train)), interface)
@@ -127,7 +127,7 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
     return content
 
 
-def _current(
+def _group_of_this_machine(
     env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str
 ) -> str:
     """The name of this machine's group: the one that lists it. Variables and file must not name another.

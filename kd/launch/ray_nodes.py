@@ -180,7 +180,7 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
 
     All training processes call it. The first process of each machine starts Ray there, without cores for tasks, on the
     first machine as the head; the others wait for it. Inside, ``RAY_ADDRESS`` is the cluster's. Afterwards the process that
-    started Ray ends it: once the first machine no longer answers, the machines that prepare data take training for over.
+    started Ray ends it: once the first machine no longer answers, the machines that prepare data stop.
     Nothing happens in a job without machines that prepare data, or where ``RAY_ADDRESS`` is set already: by the user, or in
     a process that inherits it from the one that started Ray.
 

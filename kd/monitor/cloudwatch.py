@@ -78,7 +78,8 @@ def embedded(
     """Numbers in CloudWatch's embedded metric format, the content of one line.
 
     A value with labels is a metric of its own (``phase_seconds.data``), of the cores their mean: every metric is paid
-    for. Of the rules ``rules_fired``, how many fire, and their names as plain text.
+    for. Of the rules ``rules_fired``, how many fire, and their names as plain text. NaN and infinite values, and those
+    beyond :data:`MOST`, are left out.
 
     Args:
         namespace: of the metrics.

@@ -32,9 +32,9 @@ class Control(Callback):
         self._looked = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the file's text of now: an order to profile in it was for an earlier process, and is not followed again.
+        """Remembers the file as it is now: its order to profile was for an earlier process and is not followed again.
 
-        All else in the file counts.
+        Its other orders are followed.
         """
         with suppress(RefusedFile):  # the first look reports it
             self._before_start = read_command(self.watched.folder(trainer))
@@ -47,7 +47,10 @@ class Control(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Follows the file where it has changed; rank 0 reads, all ranks act at the same step."""
+        """Follows the file where it has changed; rank 0 reads, all ranks act at the same step.
+
+        It sets how often health is read, begins a profile two batches later, and turns NVTX ranges on or off.
+        """
         if not ranks_meet(trainer, batch_idx):
             return
         command = by_first(trainer.strategy, lambda: self._look(self.watched.folder(trainer)))
@@ -61,8 +64,8 @@ class Control(Callback):
     def _look(self, folder: Path) -> Json:
         """What the file orders where it has changed since it was last read; else {}.
 
-        Reads it once in :data:`LOOK_EVERY_S` seconds. A wrong text, or a file that is refused, is reported once and orders
-        nothing.
+        Reads it at most once in :data:`LOOK_EVERY_S` seconds. A wrong text, or a file that is refused, is reported once and
+        orders nothing.
 
         Returns:
             Of :func:`kd.storage.control_file.parse`: ``health`` (batches between readings), ``kernels`` (batches to

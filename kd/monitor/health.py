@@ -69,9 +69,9 @@ class Health(Recording):
         """
         model = self.watched.model(trainer)
         if self.activations is not None and model is not None:
-            self._chosen(model)
+            self._chosen_layers(model)
 
-    def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+    def _chosen_layers(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
         """The layers whose activations are read, with their paths in the model; a UserError for a pattern without any."""
         if self.activations is None:
             return list(_layers_to_read(model))
@@ -118,7 +118,7 @@ class Health(Recording):
         self._eager = is_compiled(model)
         if self._eager:  # hooks don't run in a compiled graph, or make it another one
             torch.compiler.set_stance("force_eager")
-        self._reading = _Reading(model, self.watched.trained(trainer), self._chosen(model))
+        self._reading = _Reading(model, self.watched.trained(trainer), self._chosen_layers(model))
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -141,7 +141,7 @@ class Health(Recording):
     ) -> None:
         """Writes the reading of a batch that was hooked: a record of kind ``health``, which reports read.
 
-        Every rank must call it; the host waits for the device here.
+        The record becomes :attr:`newest` on every rank. All ranks must call it; the host waits for the device here.
         """
         reading = self._reading
         if reading is None:
@@ -219,7 +219,7 @@ class _Reading:
         """Weights, and copies of before the step."""
         self._handles = [model.register_forward_hook(self._keep_output)]
         for path, layer in layers:
-            note = partial(self._layer, path)
+            note = partial(self._note_layer, path)
             # first of the layer's hooks: before one of them scales its output
             handle = layer.register_forward_hook(note, prepend=True)
             self._handles.append(handle)
@@ -228,7 +228,7 @@ class _Reading:
         """Hook: keeps the logits of the model's newest call."""
         self.answer = float_logits(out)
 
-    def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
+    def _note_layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         """Hook: notes the statistics of a layer's output ``out`` under its ``path``; of several outputs the first is
         read.
         """
@@ -323,7 +323,7 @@ class _Reading:
 
 
 def _on_host(tree: Json) -> Json:
-    """Numbers in the place of all scalars of a tree, by one copy: each one waits for the device."""
+    """The tree with numbers in the place of its tensors of one number, by a single copy: each copy waits for the device."""
     leaves: list[Tensor] = []
     apply_to_collection(tree, Tensor, leaves.append)
     if not leaves:

@@ -96,9 +96,9 @@ class Kernels(Closing):
             self._profile.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Moves the window on; after its last step stops the profiler and saves the trace.
+        """Counts the batch; after the window's last one stops the profiler, and writes the trace and the top operations.
 
-        Batches that are trained count: Lightning's own count has those that a module skipped, too.
+        Only batches that are trained count: Lightning's own count has those that a module skipped, too.
         """
         if self._profile is None:
             return
@@ -157,7 +157,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     Returns:
         ``top``: up to :data:`TOP` operations (``name``, the ``range`` it ran in, ``ms`` and ``calls`` a step, ``share`` of
         all operations' time). ``groups``: the share of each of :data:`GROUPS` that occurs, and of ``other``. ``busy``: of
-        :func:`_busy`; None on a CPU. Shares are in [0, 1].
+        :func:`_busy_share`; None on a CPU. Shares are in [0, 1].
     """
     events = list(events)
     user = [
@@ -197,7 +197,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     return {
         "top": rows,
         "groups": {k: round(v, 4) for k, v in groups.items()},
-        "busy": _busy(events) if cuda else None,
+        "busy": _busy_share(events) if cuda else None,
     }
 
 
@@ -231,7 +231,7 @@ def kind_of_work(operation: str) -> str:
     )
 
 
-def _busy(events: list[Any]) -> float | None:
+def _busy_share(events: list[Any]) -> float | None:
     """The share of time, in [0, 1], in which a kernel or a copy runs on the GPU; None without CUDA events.
 
     The time is that from the first one's start to the last one's end. Those that overlap count once: their spans are

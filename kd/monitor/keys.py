@@ -66,7 +66,7 @@ class MonitorSpec(MonitorSettings):
                 ``skip`` or ``ignore`` 0 is allowed), or a webhook without an address.
         """
         for rule, action in (self.actions or {}).items():
-            _known(f"monitor.actions.{rule}", rule, list(RULES))
+            _check_known(f"monitor.actions.{rule}", rule, list(RULES))
             if action == "webhook" and not re.match(r"https?://.", self.webhook or ""):
                 given = "nothing"
                 if self.webhook:
@@ -75,17 +75,17 @@ class MonitorSpec(MonitorSettings):
                     f"monitor.webhook: an http(s) address to post {rule} to, got {given}"
                 )
         for rule, values in by_rule(self.thresholds or {}).items():
-            _known(f"monitor.thresholds.{rule}", rule, list(RULES))
+            _check_known(f"monitor.thresholds.{rule}", rule, list(RULES))
             judged = RULES[rule]
             for name, value in values.items():
                 key = f"monitor.thresholds.{rule}.{name}"
-                _known(key, name, list(judged.thresholds))
+                _check_known(key, name, list(judged.thresholds))
                 least = 0 if name in ("skip", "ignore") else 1
                 if name in judged.counts and not (value >= least and float(value).is_integer()):
                     raise UserError(f"{key}: must be a whole number >= {least}, got {value:g}")
 
 
-def _known(key: str, name: str, names: list[str]) -> None:
+def _check_known(key: str, name: str, names: list[str]) -> None:
     """Raises a user's error for a ``name`` outside ``names``: it begins with ``key`` and suggests the nearest of them, or
     lists all where none is near.
     """

@@ -238,7 +238,11 @@ class Monitor(Callback):
 
 
 def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
-    """The settings of ``kd.Monitor``, checked; errors name the key without ``monitor.``, as the user has written it."""
+    """The settings of ``kd.Monitor``, checked.
+
+    Raises:
+        UserError: an unknown key or a wrong value; it names the key without ``monitor.``, as the user has written it.
+    """
     known = [field.name for field in fields(MonitorSettings)]
     for name in settings:
         if name not in known:

@@ -60,7 +60,9 @@ class RunNumbers:
 
 
 def _of_steps(numbers: RunNumbers) -> dict[str, Values]:
-    """Of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch; {} before the first."""
+    """Values of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch: number of batches done and epoch of
+    the newest one, means of seconds, pictures a second and phases over all. {} before the first.
+    """
     steps = list(numbers.phases.recent)
     if not steps:
         return {}
@@ -80,7 +82,7 @@ def _of_steps(numbers: RunNumbers) -> dict[str, Values]:
 
 
 def _of_training(numbers: RunNumbers) -> dict[str, Values]:
-    """What was logged, and the newest health record."""
+    """Losses and metrics as they were logged last, and :data:`HEALTH` of the newest health record."""
     logged: Values = {}
     if numbers.trainer is not None:
         for name, value in numbers.trainer.callback_metrics.copy().items():
@@ -110,7 +112,7 @@ def _of_rules(numbers: RunNumbers) -> dict[str, Values]:
 
 
 def _of_machine(numbers: RunNumbers) -> dict[str, Values]:
-    """The newest sample."""
+    """Values of the machine's newest sample, in the gauges' units; of a list (``thread_wait``) the largest counts."""
     sample = numbers.system.newest
     values: dict[str, Values] = {
         "cpu_percent": {(str(core),): float(use) for core, use in enumerate(sample.get("cpu", []))}

@@ -70,7 +70,10 @@ class Otlp(Outlet):
             meter.create_observable_gauge(f"kd.{name}", observe, gauge.unit, gauge.text)
 
     def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """An exporter's ``send``, whose first failure is reported, instead of a log of each: a monitor never stops a run."""
+        """An exporter's ``send`` that also reports its first result other than SUCCESS, and no later one.
+
+        It raises nothing for such a result: a monitor never stops a run.
+        """
 
         def export(*args: object, **kwargs: object) -> object:
             """Sends, and returns the exporter's result unchanged."""

@@ -323,9 +323,10 @@ class Phases(Recording):
         )
 
     def _write(self, times: StepTimes) -> None:
-        """Writes a step's record, times in ms; ``kd-report`` reads it.
+        """Writes a step's record, times in ms, which ``kd-report`` reads, and adds it to :attr:`recent`.
 
-        Every :data:`TOTAL_EVERY_S` seconds also the totals.
+        The process's first step is no part of the totals; with it the event ``startup`` is written. Every
+        :data:`TOTAL_EVERY_S` seconds the totals are written too.
         """
         assert self._writer is not None and self.profiler is not None
         phases = {name: round(ms, 3) for name, ms in times.phases.items() if ms >= 0.0005}

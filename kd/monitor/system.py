@@ -90,21 +90,21 @@ class Gpus:
             SMs) and, where its clocks are lowered, ``throttle``: why, ``heat`` or ``power`` or both.
         """
         nvml = self._nvml
-        memory = self._known(nvml.nvmlDeviceGetMemoryInfo, handle)
-        use = self._known(nvml.nvmlDeviceGetUtilizationRates, handle)
-        power = self._known(nvml.nvmlDeviceGetPowerUsage, handle)
-        bits = self._known(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        use = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = self._query(nvml.nvmlDeviceGetPowerUsage, handle)
+        bits = self._query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         reading = {
             "util": use and use.gpu,
             "mem_mb": memory and round(memory.used / MB),
             "mem": round(100 * memory.used / memory.total, 1) if memory and memory.total else None,
             "w": power and round(power / 1000),
-            "mhz": self._known(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "mhz": self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "throttle": [name for name, mask in self._reasons.items() if bits & mask] or None,
         }
         return {name: value for name, value in reading.items() if value is not None}
 
-    def _known(self, ask: Callable[..., T], *arguments: object) -> T | None:
+    def _query(self, ask: Callable[..., T], *arguments: object) -> T | None:
         """What NVML answers; None where it hides that."""
         with suppress(self._nvml.NVMLError):
             return ask(*arguments)

@@ -75,7 +75,7 @@ class Watch(Closing):
     def _watch(self) -> None:
         """Thread: every ``rules_every_s`` seconds, applies the rules to the run's records and acts on what they find.
 
-        Where that fails the findings from before count again.
+        Where the rules can't be applied, the findings of the time before count again.
         """
         while not self._end.wait(self._spec.rules_every_s):
             answer = ask_rules(self._folder)
@@ -111,9 +111,9 @@ class Watch(Closing):
         return self._earlier_s + time.monotonic() - self._began
 
     def _act(self, rule: str, text: str, lever: str, action: Action | None) -> None:
-        """What a rule does the first time it fires; what it could not do is reported and ends nothing else.
+        """What a rule or limit does the first time it fires: writes an event and, by its action, reports, stops or posts.
 
-        Both threads call it: the writer is used under a lock.
+        What it could not do is reported, and raises nothing. Both threads call it: the writer is used under a lock.
 
         Args:
             rule: its name; a second call with it does nothing.
@@ -199,7 +199,7 @@ def post(address: str, content: Json) -> None:
     """Posts JSON, up to :data:`TRIES` times with growing pauses.
 
     Raises:
-        OSError: the last try has failed.
+        OSError: the last try has failed; its text has no part of the address, which may hold a secret.
     """
     body = json.dumps(content).encode()
     for attempt in range(TRIES):

@@ -132,8 +132,9 @@ def tensors_of(tree: object) -> Iterator[Tensor]:
 
 
 def float_logits(out: object) -> Tensor | None:
-    """A model's output as float32 logits ``(N, C, ...)`` without a gradient; None of one that is no tensor of two axes or
-    more, as the largest logits of a cache.
+    """A model's output as float32 logits ``(N, C, ...)`` without a gradient.
+
+    None for anything but a tensor of two axes or more, such as the largest logits that a cache keeps.
     """
     if isinstance(out, Tensor) and out.ndim >= 2:
         return out.detach().float()

@@ -83,12 +83,13 @@ def certify(
 
     Returns:
         The content of the certificate. Always: the names ``reference`` and ``candidate``, ``measure``, ``margin``,
-        ``confidence``, ``pictures``, ``method``, ``shown``, ``pictures_needed`` (None: shown, or more would not help),
-        ``text`` (lines for people), and as shares, where 0.01 is a point, or a hundredth of the reference's error:
-        ``difference`` (above 0: the candidate is better) and ``largest_loss`` (the bound; below 0: the candidate is
-        proven better). Of an accuracy also the counts of
-        :func:`_counts` and, where pictures have classes, ``classes`` (:func:`by_class`). Of the exact test
-        ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
+        ``confidence``, ``pictures``, ``method``, ``shown`` (whether the candidate is proven not worse by more than the
+        margin), ``pictures_needed`` (None: shown, or more would not help), ``text`` (lines for people). As shares,
+        where 0.01 is a point, or a hundredth of the reference's error: ``difference`` (above 0: the candidate is better) and
+        ``largest_loss`` (the bound; below 0: the candidate is proven better).
+
+        Of an accuracy also the counts of :func:`_counts` and, where pictures have classes, ``classes`` (:func:`by_class`). Of
+        the exact test ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
 
     Raises:
         ValueError: no pictures, too few groups, or a model with :attr:`Outcomes.invalid` answers.
@@ -231,8 +232,10 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
 def gain_interval(
     reference: Outcomes, candidate: Outcomes, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """The candidate's gain over the reference on the same pictures, and the ends of its two-sided interval, as shares: of
-    an error that of the reference's. Tango's interval of an accuracy, else the bootstrap's.
+    """The candidate's gain over the reference on the same pictures, and the ends of its two-sided interval.
+
+    They are shares; the gain of an error is a share of the reference's error. An accuracy has Tango's interval, any other
+    measure the bootstrap's.
 
     Args:
         reference: what one model did.
@@ -278,11 +281,11 @@ def _places(scores: np.ndarray) -> np.ndarray:
 
 
 def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
-    """So many pictures would make the bound meet the margin: its distance falls with the root of their number.
+    """How many pictures would make the bound meet the margin.
 
-    That distance is ``loss + difference``, from the measured loss to the bound. None where the bound meets the margin
-    already, or where the candidate is worse by the margin on these pictures. Arguments as the certificate's ``pictures``,
-    ``difference`` and ``largest_loss``.
+    It is assumed that the distance from the measured loss to the bound, ``loss + difference``, falls with the root of their
+    number. None where the bound meets the margin already, or where the candidate is worse by the margin on these pictures.
+    The arguments are the certificate's ``pictures``, ``difference`` and ``largest_loss``.
     """
     if loss < wanted.margin or difference <= -wanted.margin:
         return None
@@ -405,9 +408,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         if bound == margin:  # at the margin itself the test decides
             bound = f"a little more than {bound}"
         result = f"not shown: a loss of {bound} can't be excluded ({sure})"
-    text = [f"{claim}: {result}{_what_would_do(found)}"]
+    text = [f"{claim}: {result}{_needed_in_words(found)}"]
     if "only_reference" in found:
-        text.append(_counted(found))
+        text.append(_counts_line(found))
     if "groups" in found and found["groups"] != found["pictures"]:
         text.append(
             f"{found['pictures']:,} pictures in {found['groups']:,} groups, resampled by group"
@@ -417,7 +420,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     return text
 
 
-def _what_would_do(found: dict[str, Any]) -> str:
+def _needed_in_words(found: dict[str, Any]) -> str:
     """The end of a sentence: how many pictures would give a certificate, rounded up to two digits; or that none would.
 
     "" where the certificate ``found`` shows its claim already.
@@ -433,7 +436,7 @@ def _what_would_do(found: dict[str, Any]) -> str:
     return f"; about {rounded:,} pictures would do, {here:,} are here"
 
 
-def _counted(found: dict[str, Any]) -> str:
+def _counts_line(found: dict[str, Any]) -> str:
     """A sentence: on how many pictures one model alone is right, and McNemar's test; ``found``: the certificate."""
     here = found["pictures"]
     text = (

@@ -66,10 +66,10 @@ def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS
 
 
 def shows_a_bad_teacher(right: int, pictures: int, share: float) -> bool:
-    """Whether pictures are enough to call a teacher that is right on so few of them no better than guessing.
+    """Whether the pictures are enough to call a teacher bad that is right on only ``right`` of them.
 
-    A teacher halfway between guessing and perfect would be right on so few with ``p < 0.01`` only: the chance of so many
-    misses or more.
+    They are where a teacher halfway between guessing and perfect would be wrong on so many, or more, with a chance below
+    :data:`ERROR`.
 
     Args:
         right: pictures that it is right on.

@@ -61,7 +61,7 @@ class PairedCounts:
 
 
 def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float) -> np.ndarray:
-    """How strongly counts speak against ``p_b - p_c = margin``: normal with variance 1 there, large where b is small.
+    """How strongly counts speak against ``p_b - p_c = margin``: about standard normal where it holds, high where b is low.
 
     ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin
     (Tango, Statistics in Medicine 17:891-908, 1998, equation 10).
@@ -311,7 +311,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> int | None:
-    """So many pictures give a certificate with a chance of :data:`POWER`, 80 %, if the models differ as often as here.
+    """How many pictures give a certificate with a chance of :data:`POWER`, 80 %, if the models differ as often as here.
 
     ``n = ((z_error + z_power)^2 (pi - d^2)) / (m + d)^2`` for a difference d and a share pi of pictures on which the
     models differ (Nam, Biometrics 53:1422-1430, 1997), and never fewer than pictures without any difference need:

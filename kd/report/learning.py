@@ -78,7 +78,7 @@ def headline(facts: Facts) -> Section | None:
     of_teacher = (run.teacher.get("val") or {}).get(metric)
     if not of_teacher:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
-    text = f"{who} {_beside(facts, score, of_teacher)}"
+    text = f"{who} {_beside_teacher(facts, score, of_teacher)}"
     small = run.student.get("params")
     large = run.teacher.get("params")
     if small and large:
@@ -91,7 +91,7 @@ def headline(facts: Facts) -> Section | None:
     return {"kind": "headline", "text": text}
 
 
-def _beside(facts: Facts, score: float, of_teacher: float) -> str:
+def _beside_teacher(facts: Facts, score: float, of_teacher: float) -> str:
     """How a student's main metric compares with its teacher's: what follows "The student" in a sentence."""
     metric = facts.run.primary
     shown = format_metric(metric, score)

@@ -90,7 +90,7 @@ def _results(facts: Facts) -> Parts:
     return parts
 
 
-def _faithful(facts: Facts) -> Parts:
+def _faithfulness(facts: Facts) -> Parts:
     """How the student compares with its teacher; [] before its first validation."""
     return fidelity_parts(facts.run.fidelity) if facts.run.fidelity else []
 
@@ -338,7 +338,7 @@ PAGE: dict[str, Callable[[Any], Any]] = {
     "rules": _rules,
     "learning": learning,
     "results": _results,
-    "faithfulness": _faithful,
+    "faithfulness": _faithfulness,
     "input costs": input_costs,
     "start-up": _startup,
     "phases": phase_chart,

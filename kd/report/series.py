@@ -19,7 +19,7 @@ def _values(rows: Sequence[Any], key: str) -> list[Any]:
     return [row[key] for row in rows if key in row]
 
 
-def _complete(readings: Sequence[Json], key: str) -> list[float]:
+def _values_of_all(readings: Sequence[Json], key: str) -> list[float]:
     """The values of ``key``; [] where a reading lacks one: unknown is not 0."""
     values = [reading.get(key) for reading in readings]
     return [] if None in values else values  # type: ignore[return-value]
@@ -31,7 +31,7 @@ def _gpus(samples: Sequence[Sample]) -> list[list[float]]:
 
     [] altogether where no reading is above 0: NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
     """
-    use = [_complete(readings, "util") for readings in gpus_of(samples)]
+    use = [_values_of_all(readings, "util") for readings in gpus_of(samples)]
     return use if any(any(values) for values in use) else []
 
 
@@ -46,13 +46,13 @@ OF_MACHINE: dict[str, Callable[[Sequence[Sample]], Any]] = {
     "gpus": _gpus,
     "gpu": lambda samples: _means(_gpus(samples)),
     "gpu_or_idle": lambda samples: _means(_gpus(samples)) or [0.0] * len(samples),
-    "gpu_memory": lambda samples: _means([_complete(gpu, "mem") for gpu in gpus_of(samples)]),
+    "gpu_memory": lambda samples: _means([_values_of_all(gpu, "mem") for gpu in gpus_of(samples)]),
     "rss_mb": lambda samples: _values(samples, "rss_mb"),
     "swap_mb": lambda samples: _values(samples, "swap_mb"),
 }
 """Use in %, means of the cores and of the GPUs; memory in MB, of the training with its loader processes."""
 OF_GPU: dict[str, Callable[[Sequence[Json]], Any]] = {
-    "used_memory": lambda readings: _complete(readings, "mem"),
+    "used_memory": lambda readings: _values_of_all(readings, "mem"),
     "lowered": lambda readings: [reading.get("throttle", []) for reading in readings],
 }
 """Used memory in %; why its clocks were lowered, in each sample."""
@@ -71,7 +71,7 @@ def _siblings(facts: Facts) -> dict[str, dict[float, float]]:
     return {name: _loss_by_step(metrics) for name, metrics in others.items()}
 
 
-def _judged(facts: Facts) -> int:
+def _pictures_of_teacher(facts: Facts) -> int:
     """Validation pictures that the teacher has seen."""
     counted = sum(facts.run.counts.get("val", []))
     return facts.run.teacher.get("pictures", counted) if counted else 0
@@ -85,10 +85,10 @@ def _chance(facts: Facts) -> float:
 
 def _teacher_acc1(facts: Facts) -> Number:
     """The teacher's accuracy; None where it was not measured on counted pictures."""
-    return (facts.run.teacher.get("val") or {}).get("acc1") if _judged(facts) else None
+    return (facts.run.teacher.get("val") or {}).get("acc1") if _pictures_of_teacher(facts) else None
 
 
-def _known(facts: Facts, name: str) -> list[Any]:
+def _known_values(facts: Facts, name: str) -> list[Any]:
     """A value of the health records, in order, without readings that were NaN, infinite or empty."""
     return [value for value in _values(facts.run.health, name) if value not in (None, {})]
 
@@ -155,7 +155,7 @@ OF_RUN: dict[str, Callable[[Facts], Any]] = {
     "class_counts": _class_counts,
     "teacher_acc1": _teacher_acc1,
     "chance": _chance,
-    "judged": _judged,
+    "judged": _pictures_of_teacher,
     "val": _val,
     "distill_losses": _distill_losses,
     "pictures": lambda facts: int(next(iter(facts.run.headers.values()), {}).get("val", 0)),
@@ -174,7 +174,7 @@ OF_PLACE: dict[str, Callable[[Facts, str], Any]] = {
     "teacher": lambda facts, name: facts.run.teacher.get(name),
     "epoch": lambda facts, name: [*by_epoch(facts.run, name).values()],
     "recorded": lambda facts, name: _values(facts.run.health, name),
-    "known": _known,
+    "known": _known_values,
     "first": lambda facts, name: (facts.run.health or [{}])[0].get(name, {}),
     "newest": lambda facts, name: (facts.run.health or [{}])[-1].get(name, {}),
 }
