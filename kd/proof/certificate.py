@@ -88,8 +88,8 @@ def certify(
         where 0.01 is a point, or a hundredth of the reference's error: ``difference`` (above 0: the candidate is better) and
         ``largest_loss`` (the bound; below 0: the candidate is proven better).
 
-        Of an accuracy also the counts of :func:`_counts` and, where pictures have classes, ``classes`` (:func:`by_class`). Of
-        the exact test ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
+        Of an accuracy also the counts of :func:`_counts` and, where pictures have classes, ``classes`` (:func:`by_class`).
+        Of the exact test ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
 
     Raises:
         ValueError: no pictures, too few groups, or a model with :attr:`Outcomes.invalid` answers.
@@ -148,7 +148,7 @@ def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
     shown = p_value <= 1 - wanted.confidence
     loss = largest_loss(counts, wanted.confidence)
 
-    # The bound is found by halving: at the margin itself the test decides.
+    # The bound is found by halving, so it may miss the margin by a little: it must not contradict the test.
     if shown:
         loss = min(loss, wanted.margin)
     else:
@@ -197,7 +197,7 @@ def _resampled(
     loss = -smallest_gain(statistic, groups, wanted.confidence)
     differs_N = differs(reference, candidate)
     if len(np.unique(numbers[differs_N])) < FEW_DIFFERENCES:
-        # Where no group differs, a share p of all may: (1 - p)^G = error.
+        # Too few differ for a bootstrap. Even if none of these G groups did, a share p of all may: (1 - p)^G = error.
         loss = max(loss, 1 - (1 - wanted.confidence) ** (1 / groups))
     return {
         "method": "paired bootstrap over "

@@ -73,7 +73,11 @@ def card(
 
 
 def _pipeline(run: RunRecords) -> str:
-    """The hub's name of what the student does, its ``pipeline_tag``."""
+    """The hub's name of what the student does, its ``pipeline_tag``.
+
+    :data:`FEATURES` without a classifier; else ``image-segmentation`` or ``image-regression``, by the task;
+    ``image-classification`` of any other task.
+    """
     model = run.config.get("model") or {}
     if not (model.get("student") or {}).get("head", True):
         return FEATURES

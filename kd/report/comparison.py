@@ -67,7 +67,8 @@ def comparison_tables(runs: Sequence[Facts]) -> list[Table]:
 def settings_table(runs: Sequence[Facts]) -> Table:
     """A row for each setting that is not the same in all runs: key, and the value of each run as text.
 
-    Between a run of kd and another training only settings that both have are compared.
+    Those of :data:`NO_DIFFERENCE` are left out. Between a run of kd and another training only settings that both have are
+    compared.
     """
     settings = [flat(facts.run.config) for facts in runs]
     only_common = len({facts.of_kd for facts in runs}) > 1

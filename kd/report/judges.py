@@ -41,7 +41,10 @@ def often(hits: Sequence[bool], at: float, **evidence: object) -> Evidence:
 def full_while_idle(
     busy: Series, gpu: Series, high: float, low: float, share: float, skip: int
 ) -> Evidence:
-    """CPUs, or the wait for a disk, above ``high`` % while GPUs are below ``low`` %."""
+    """``busy``, of CPUs or the wait for a disk, is above ``high`` % while GPUs are below ``low`` %.
+
+    It fires where that is so in more than a share ``share`` of the samples.
+    """
     bound = [a > high and b < low for a, b in zip(busy, gpu, strict=False)]
     return often(bound[skip:], share)
 

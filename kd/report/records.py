@@ -599,7 +599,7 @@ def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
                 if len(rows) >= most:
                     every *= 2
                     rows = {i: r for i, r in rows.items() if i % every == 0 or _is_validation(r)}
-                    most = max(MOST_ROWS, 2 * len(rows))
+                    most = max(MOST_ROWS, 2 * len(rows))  # rows of validations stay, however many
     except (OSError, ValueError, csv.Error):
         notes.append(f"{file.name} can't be read after row {number}")
     return list(rows.values())

@@ -296,7 +296,7 @@ class StepFacts:
 
     @cached_property
     def other_cores(self) -> float:
-        """Cores of a machine, of those that the run may use, that other processes use on average; 0: also not sampled."""
+        """Cores of a machine, of those that the run may use, that other processes use on average; 0 if not sampled."""
         used = []
         for core_use, sample in zip(self.core_use, self.samples, strict=True):
             if "main" in sample:
