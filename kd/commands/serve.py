@@ -1,17 +1,15 @@
 """``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kd.config.kinds import Range
 from kd.errors import UserError
-from kd.run.open import open_run
-from kd.run.options import CommandOptions, read_options
+from kd.run.open import export_of, open_run
+from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.ship.serving.limits import Limits
-from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
@@ -131,23 +129,9 @@ def _model(request: Request, int8: bool) -> Path:
         if int8:
             raise UserError(f"int8: has no effect on an export, {exported} is served as it is")
         return exported
-    name = "onnx_int8" if int8 else "onnx"
-    file = export_at(place, name, on_stderr)
-    if file is None:
-        from kd.commands import export
-
-        if not (place / "student.safetensors").is_file():
-            raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
-        words = ["to=onnx", f"int8={str(int8).lower()}", *request.overrides]
-        to_export = replace(request, rest=[str(place)], overrides=words)
-        options = read_options(export.ExportOptions, to_export)
-        assert options is not None, "one word, and no --help"
-        problem = export.run(to_export, options).problem
-        if problem:
-            raise UserError(f"{place}: its export was {problem}")
-        file = export_at(place, name, on_stderr)
-        assert file is not None, "it was kept"
-    return file
+    if not (place / "student.safetensors").is_file():
+        raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
+    return export_of(place, request, "onnx", int8)
 
 
 def _run_with_teacher(request: Request, options: ServeOptions) -> "FinishedRun":

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from importlib import import_module
 
 from kd.config.parts import classes
 from kd.errors import UserError
@@ -13,7 +12,6 @@ from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job, log_nccl
 from kd.run import keys
 from kd.run.needs import check_downloads, check_named, check_needs
-from kd.run.options import read_options
 from kd.run.paths import SETTINGS, files_listed, list_of_kind, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
@@ -84,9 +82,9 @@ def run(request: Request) -> int | None:
     if request.rest == ["serve"]:
         serve_items = sagemaker.endpoint_items()
         if serve_items:  # SageMaker has started an endpoint's container
-            to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
-            serve = import_module("kd.commands.serve")
-            return serve.run(to_serve, read_options(serve.OPTIONS, to_serve))
+            from kd.cli import main
+
+            return main("serve", serve_items)
     container = sagemaker.container()
     if container:
         _take_over(container, request)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from kd.config.kinds import Like
 from kd.errors import UserError
@@ -22,15 +22,10 @@ from kd.fleet.aws import (
 )
 from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.launch.groups import has_gpus
-from kd.run.open import open_run
+from kd.run.open import export_of
 from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
-from kd.run.trust import remember_made
-from kd.storage.of_weights import EXPORT, export_at, on_stderr
 from kd.storage.run_urls import finished_at
-
-if TYPE_CHECKING:
-    from kd.ship.finished import FinishedRun
 
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
@@ -169,7 +164,7 @@ def run(request: Request) -> int:
     if missing:
         raise UserError(missing)
     aws_session()  # before torch is loaded
-    _create(calls, _archive(open_run(str(folder), request)))
+    _create(calls, export_of(folder, request, "sagemaker"))
     again = f"kd-launch endpoint {request.rest[0]} job={endpoint.name} --delete"
     kind = "transform_job" if options.batch else "endpoint"
     status = waited(kind, endpoint.name)["text"]
@@ -205,31 +200,6 @@ def _read(folder: Path, options: EndpointOptions) -> Endpoint:
             f"instances: kd-serve computes on the CPU: the GPUs of {machines.type} would idle"
         )
     return Endpoint(name, machines, options)
-
-
-def _archive(opened: "FinishedRun") -> Path:
-    """The run's ``model.tar.gz``; where it has none of the student's present weights, one is exported (takes minutes).
-
-    Raises:
-        UserError: the export needs an extra, was refused, since it differs from the student, or there are no pictures to
-            compare it on.
-    """
-    from kd.ship.export.base import find_format
-    from kd.ship.export.gate import export
-    from kd.ship.export.settings import ExportSettings
-
-    archive = export_at(opened.folder, "sagemaker", on_stderr)
-    if archive is None:
-        kind = find_format("sagemaker")
-        kind.check("endpoint", False)
-        wanted = ExportSettings(to="sagemaker")
-        out = opened.folder / EXPORT / wanted.name
-        problem, _ = export(opened, wanted, kind, out, remember_made)
-        if problem:
-            raise UserError(f"{opened.folder}: its export was not kept: {problem}")
-        archive = export_at(opened.folder, wanted.name, on_stderr)
-        assert archive is not None, "it was kept"
-    return archive
 
 
 def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:

@@ -1,9 +1,14 @@
 """A finished run's folder, opened to use its student. Neither torch nor Lightning is imported before it is found."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kd.errors import UserError
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.run.trust import remember_made
+from kd.ship.export.settings import ExportSettings
+from kd.storage.of_weights import EXPORT, export_at, on_stderr
 from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
@@ -47,3 +52,35 @@ def open_run(place: str, request: Request | None = None) -> "FinishedRun":
         load_teachers=lambda: teacher_specs(config, trusted),
         load_data=lambda: data_of(config, trusted, given.listed),
     )
+
+
+def export_of(folder: Path, request: Request, to: str, int8: bool = False) -> Path:
+    """The file or folder of a run's export, which is made (minutes) where it has none of the student's present weights.
+
+    Args:
+        folder: of a finished run.
+        request: as of :func:`open_run`.
+        to: the format.
+        int8: whether it is quantised.
+
+    Raises:
+        UserError: the export needs an extra, was refused, since it differs from the student, or there are no pictures to
+            compare it on.
+    """
+    wanted = ExportSettings(to=to, int8=int8)
+    file = export_at(folder, wanted.name, on_stderr)
+    if file is not None:
+        return file
+    from kd.ship.export.base import find_format
+
+    kind = find_format(to)
+    kind.check(f"to={to}", int8)  # before torch is loaded
+    opened = open_run(str(folder), request)
+    from kd.ship.export.gate import export
+
+    problem, _ = export(opened, wanted, kind, folder / EXPORT / wanted.name, remember_made)
+    if problem:
+        raise UserError(f"{folder}: its export was not kept: {problem}")
+    file = export_at(folder, wanted.name, on_stderr)
+    assert file is not None, "it was kept"
+    return file

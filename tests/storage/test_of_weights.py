@@ -95,7 +95,7 @@ def test_kd_serve_exports_anew_of_other_weights(with_test: Path, tmp_path: Path)
 NAMES = {value for key, value in vars(of_weights).items() if key.isupper() and key != "WEIGHTS"}
 WRITTEN = {
     "kd.commands.export": "EXPORT",
-    "kd.fleet.endpoint": "EXPORT",
+    "kd.run.open": "EXPORT",
     "kd.run.labels_alone": "LABELS_ALONE",
 }
 """Modules that write below a folder of these: they join a path themselves."""

@@ -24,7 +24,6 @@ from kd.cli import main
 from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.report.tables import Result
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
@@ -255,19 +254,21 @@ def test_what_can_not_be_served_is_reported_before_the_export(
 def test_an_export_on_the_way_trusts_what_the_server_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[Request, Any]] = []
-    monkeypatch.setattr("kd.commands.export.run", lambda *given: made.append(given) or Result({}))
-    found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
-    monkeypatch.setattr("kd.commands.serve.export_at", lambda *_: next(found_exports))
-    (tmp_path / "student.safetensors").touch()
-    _model(
-        Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]),
-        True,
+    made: list[Any] = []
+    monkeypatch.setattr("kd.run.open.open_run", lambda *given: made.append(given))
+    monkeypatch.setattr(
+        "kd.ship.export.gate.export", lambda _, wanted, *more: (made.append(wanted), {})
     )
-    ((found, options),) = made
-    assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
-    assert found.overrides == ["data.seed=1"]
-    assert (options.to, options.int8) == ("onnx", True)
+    found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
+    monkeypatch.setattr("kd.run.open.export_at", lambda *_: next(found_exports))
+    (tmp_path / "student.safetensors").touch()
+    request = Request(
+        trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]
+    )
+    _model(request, True)
+    opened, wanted = made
+    assert opened == (str(tmp_path), request)
+    assert (wanted.to, wanted.int8) == ("onnx", True)
 
 
 def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
