@@ -35,7 +35,7 @@ WORDS = {
     "launch": ["sky", "recipe=foodtag_vit", "instances=2xA100:8", "image=kd:1", "--dry-run"],
     "pack": ["recipe=RECIPE", "out=OUT"],
     "predict": ["RUN", "PICTURES"],
-    "report": ["RUN"],
+    "report": ["RUN", "--json"],
     "runs": ["RUNS", "--json"],
     "scale": ["recipe=RECIPE"],
     "serve": ["RUN"],
@@ -92,7 +92,9 @@ def test_a_program_ends_without_a_search_for_unused_objects(
 def test_a_part_that_takes_seconds_begins_with_a_line_beside_the_output(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("export", [str(finished), "to=torch_export", f"out={tmp_path / 'out'}"]) == 0
+    words = [str(finished), "to=torch_export", f"out={tmp_path / 'out'}", "--json"]
+    assert main("export", words) == 0
     out, err = capsys.readouterr()
     line = "converting the student to torch_export ..."
     assert line in err.splitlines() and line not in out
+    assert json.loads(out)["kept"]

@@ -27,6 +27,7 @@ HELP = """\
   kd-report RUN_FOLDER --set kernels=5    changes what a run records while it trains, on its machine; words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
+  --json                                  prints verdict and findings, or the tables, as data
 
 Needs neither torch nor a network.
 """
