@@ -67,7 +67,7 @@ def run(request: Request, options: RunsOptions) -> Result:
     deletes = "yes" in request.flags
     if len(folders) > 1 or request.recipe or ((options.given or deletes) and not cleans):
         raise UserError("takes [RUNS_DIR], or clean [RUNS_DIR] [older=DAYS] [--yes]")
-    folder = Path(folders[0] if folders else "runs")
+    folder = Path(*folders or ["runs"])
     if folders and not folder.is_dir():
         raise UserError(
             f"folder {folder} not found (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"

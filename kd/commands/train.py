@@ -152,9 +152,7 @@ def to_train(request: Request) -> Run:
     check_needs(run.config)
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
-        trainer = run.config["trainer"]
-        limits = {"epochs": trainer["max_epochs"], "steps": trainer["max_steps"]}
-        run.finished = finished_before(resumed.folder, limits)
+        run.finished = finished_before(resumed.folder, run.config["trainer"])
         if run.finished:
             return run
     job = cluster.job if cluster else None

@@ -97,8 +97,7 @@ def _all_done(run: Run) -> str:
     With a message, the run's folder and summary become those of the finished run.
     """
     folder = run.folder.resume
-    limits = {"epochs": run.trainer.max_epochs, "steps": run.trainer.max_steps}
-    finished = finished_before(folder, limits) if folder else None
+    finished = finished_before(folder, run.config["trainer"]) if folder else None
     if finished is None:
         return ""
     run.folder.path = folder

@@ -168,12 +168,12 @@ class FinishedBefore(NamedTuple):
     """What is reported of it, in a line."""
 
 
-def finished_before(folder: Path, limits: Mapping[str, int | None]) -> FinishedBefore | None:
+def finished_before(folder: Path, trainer: Mapping[str, Any]) -> FinishedBefore | None:
     """What a run's own files say of a resumed run that has no step left to make; None where it has one.
 
     Args:
         folder: of the run.
-        limits: the trainer's most ``epochs`` and ``steps``; None or -1: no limit.
+        trainer: the settings with ``max_epochs`` and ``max_steps``; None or -1: no limit.
 
     Raises:
         UserError: fewer epochs than a run has trained that is not done.
@@ -182,7 +182,8 @@ def finished_before(folder: Path, limits: Mapping[str, int | None]) -> FinishedB
     summary = mapping_of(folder / "summary.json")
     is_done = summary.get("status") == "done" and any(folder.glob("**/student.safetensors"))
     last = folder / "checkpoints" / LAST
-    for kind, limit in limits.items():
+    for kind in ("epochs", "steps"):
+        limit = trainer[f"max_{kind}"]
         count = summary.get(kind)
         if limit is None or not isinstance(count, int) or not 0 < limit <= count:
             continue
