@@ -198,10 +198,13 @@ def _check_teachers(config: Mapping[str, Any], key: str, name: str) -> None:
         UserError: as it is raised once the teacher can't be built.
     """
     teachers = teachers_in(config.get("model", {}))
-    files = [str(teacher["checkpoint"] or ".") for teacher in teachers.values()]
-    gone = [file for file in files if not (is_url(file) or Path(file).exists())]
-    if gone or not teachers:
-        raise no_teacher(key, name, f" ({gone[0]} not found)" if gone else "")
+    why = ""
+    for teacher in teachers.values():
+        file = teacher["checkpoint"]
+        if file and not is_url(file) and not Path(file).exists():
+            why = f" ({file} not found)"
+    if why or not teachers:
+        raise no_teacher(key, name, why)
 
 
 def _group_of(item: str) -> str:

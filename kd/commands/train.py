@@ -12,6 +12,7 @@ from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job, log_nccl
 from kd.run import keys
 from kd.run.needs import check_downloads, check_named, check_needs
+from kd.run.options import take_options
 from kd.run.paths import SETTINGS, files_listed, list_of_kind, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
@@ -82,9 +83,10 @@ def run(request: Request) -> int | None:
     if request.rest == ["serve"]:
         serve_items = sagemaker.endpoint_items()
         if serve_items:  # SageMaker has started an endpoint's container
-            from kd.cli import main
+            from kd.commands import serve
 
-            return main("serve", serve_items)
+            to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
+            return serve.run(to_serve, take_options(serve.OPTIONS, to_serve))
     container = sagemaker.container()
     if container:
         _take_over(container, request)

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,9 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
     monkeypatch.setattr("kd.run.open.open_run", lambda *given: made.append(given))
     monkeypatch.setattr(
         "kd.ship.export.gate.export", lambda _, wanted, *more: (made.append(wanted), {})
+    )
+    monkeypatch.setattr(
+        "kd.ship.export.base.find_format", lambda _: SimpleNamespace(check=lambda *_: None)
     )
     found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
     monkeypatch.setattr("kd.run.open.export_at", lambda *_: next(found_exports))
