@@ -100,7 +100,7 @@ class PictureSet(Samples):
         Once :data:`DECODED_BYTES` are kept it does nothing: each further picture is decoded as its view is made. A picture
         that can't be decoded is left to :meth:`__getitem__`, which raises the error.
 
-        Decoder and views in turn evict each other's code from the processor's cache: 1.3 times the time.
+        Decoding and making views by turns takes 1.3 times as long: each evicts the other's code from the processor's cache.
         """
         for index in indices:
             if not self._room or index in self._decoded:

@@ -92,7 +92,7 @@ class Splits:
         return dict(counts)
 
     def listed(self, name: str) -> list[Split]:
-        """The parts of a split, listed once; no picture is read.
+        """The parts of a split, listed once; no picture is read. Sets ``holds_out``.
 
         Returns:
             One part: the split as its source gives it, or (``val`` is held out) a part of the training pictures. A second
@@ -129,7 +129,7 @@ class Splits:
         return split
 
     def _unlabelled_pictures(self, root: str) -> FileSplit:
-        """The pictures below ``root`` (``data.unlabeled``) without those that validation shows.
+        """The pictures below ``root`` (``data.unlabeled``) without those that validation shows, of which a note is added.
 
         Raises:
             UserError: none are left.
@@ -242,7 +242,7 @@ class Splits:
         return split
 
     def facts(self, name: str) -> SplitFacts:
-        """What tells a split apart, by which caches of it are found, and a resumed run knows it again.
+        """What tells a split from others: caches are found by it, and a resumed run recognises its pictures by it.
 
         Size and time of each file are read by one process of a machine, once.
 

@@ -205,6 +205,7 @@ class TopK(Codec):
         largest_N1hw = largest[0].float()
         count = self.shape[0]
         others = count - self.k
+        # one logit for all classes that are not stored: each has an equal share of their mass
         other_N1hw = largest_N1hw + tails.float() - math.log(others)
         logits_NChw = other_N1hw.expand(-1, count, -1, -1).clone()
         values_Nkhw = largest_N1hw + values

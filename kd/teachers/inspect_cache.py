@@ -115,6 +115,7 @@ def compare_with_recipe(
                 fits = False
                 result = f"does not fit: {'; '.join(differing)}"
                 answered_by = places[place]["teacher"]
+                # answers of kd-cache from= have no precision
                 if answered_by and "dtype" not in answered_by and not member.stored:
                     folder = place.rpartition("/")[0]
                     result += f"; {member.key}.answers={folder} uses answers that kd-cache from= has stored"

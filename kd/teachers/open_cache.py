@@ -186,6 +186,7 @@ def _check_teacher(
     key = teacher.key
     if teacher.spec.cache_pixels and data.engine != "torch":
         raise UserError(f"{key}.cache_pixels: needs data.engine=torch, got {data.engine}")
+    # the fingerprint of a model reads its input there; a user's teacher has no ``prepare``
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(
             f"{key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"

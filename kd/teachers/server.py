@@ -45,7 +45,7 @@ class AnswerServer:
         """Checks the url, without connecting; the arguments are the class's.
 
         Raises:
-            UserError: no such url, or a setting of the other protocol.
+            UserError: a URL of another form, or a setting of the other protocol.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -222,7 +222,7 @@ class AnswerServer:
         """Sends a request, again after failures that may pass (no connection, :data:`AGAIN`), ``from.retries`` times.
 
         Between two tries it sleeps as long as the server's ``Retry-After`` says, else 0.5 s, then twice as long each
-        time; at most :data:`LONGEST_WAIT_S`.
+        time; at most :data:`LONGEST_WAIT_S`. The first failure is printed.
 
         Args:
             method: ``GET`` or ``POST``.

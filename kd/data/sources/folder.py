@@ -158,6 +158,9 @@ class ImageFolder(Source):
     def _layout(self) -> SplitFolders:
         """Which folders are the splits: those of the settings, else by their names.
 
+        Where no setting and no name says so, the root has the class folders itself. Folders that hold folders are chosen
+        first; one that holds none may be ``train``, but not ``val``. A note names the folders that are not read.
+
         Raises:
             UserError: folders that may be splits or classes, or two that may be the same split.
         """

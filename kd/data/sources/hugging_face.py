@@ -220,8 +220,11 @@ class HuggingFace(Source):
         return files
 
     def _arguments(self) -> list[Any]:
-        """What ``datasets`` is given: the name on the hub, or the reader of a folder's files and these, which it would
-        search for by itself.
+        """The arguments of ``load_dataset_builder``: the name on the hub; for a folder its files' reader, and the files by
+        split, with the stamp of each, so that a changed file is read again.
+
+        Raises:
+            UserError: the path is the name of a reader of ``datasets``.
         """
         from datasets.data_files import DataFilesList
         from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as readers
@@ -285,8 +288,10 @@ class HuggingFace(Source):
 
 
 def local_files(folder: str) -> LocalFiles:
-    """The files of a local data set, of the format that most of them have; files without a split are of ``train`` where no
-    other file has one.
+    """The files of a local data set, of the format that most of them have, by the split that their paths name.
+
+    Where no file names a split, all are of ``train``; else those that name none are only counted. Files with the columns
+    of pictures (:data:`OF_PICTURES`) belong to the split that they name, else to all.
 
     Raises:
         UserError: no such file, or one that is refused (a table: :func:`~kd.storage.parquet_files.check_parquet`).

@@ -180,7 +180,9 @@ class Manifest(Source):
         return rows, name
 
     def _read(self, text: str, suffix: str) -> dict[str | None, Rows]:
-        """The rows of a list by the splits that they name; only what is needed of each row is kept.
+        """The rows of a list by the splits that they name (None: no split); only what is needed of each row is kept.
+
+        A row whose file can't be a picture (:data:`UNUSABLE`) is only counted, in ``left_out``.
 
         Raises:
             Unfit: a column is missing, a row has no path, or names no split.

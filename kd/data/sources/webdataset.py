@@ -261,7 +261,7 @@ def index(shard: str, label: str, key: str) -> Shard:
 
     Raises:
         UserError: not a tar file, a compressed or a truncated one, one that holds a member twice or two pictures in a
-            sample, or a label that can't be read.
+            sample, one in which no sample has the member that ``label`` names, or a label that can't be read.
     """
     path = Path(shard)
     stat = path.stat()

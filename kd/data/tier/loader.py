@@ -249,7 +249,10 @@ class Tier:
         self._lock.notify_all()
 
     def _look(self, scheduler: Scheduler) -> None:
-        """Compares the cluster's machines with those known: reports who came or went, starts missing makers."""
+        """Compares the cluster's machines with those known: reports who came or went, and starts missing makers.
+
+        The batches of a machine that has gone are given to others. Call it without the lock.
+        """
         present = self.cluster.machines()
         with self._lock:
             before = set(scheduler.machines)

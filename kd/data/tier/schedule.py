@@ -242,7 +242,10 @@ class Scheduler:
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def give(self, now: float) -> tuple[Worker, BatchJob] | None:
-        """Who makes which batch next, as (worker, batch); None where all are busy, or nothing is to be made.
+        """Gives the next batch to a maker: returns both, each of which now lists the other.
+
+        None where all makers are busy, or nothing is to be made. A maker without a batch may get one that is late at
+        another.
 
         Args:
             now: seconds on any steady clock, as in :meth:`done`.
