@@ -153,7 +153,9 @@ class Needs:
         return url
 
     def what_is_missing(self) -> str:
-        """One line that names all keys in :attr:`missing` with examples; "" for none; called after the request is made."""
+        """One line that names all keys in :attr:`missing` with examples; "" for none. Called after the request is made,
+        which fills :attr:`missing`.
+        """
         if not self.missing:
             return ""
         keys = ", ".join(self.missing)
@@ -276,8 +278,8 @@ def read_job(request: Request, options: JobOptions, example: str) -> Job:
     Nothing is written or sent. Pictures, teachers and paths of the run are not looked for: they may be elsewhere.
 
     Args:
-        request: the command line without ``options``; changed here: ``runs_dir`` is taken out, and the price of an
-            hour of all machines is added where there are ``prices``.
+        request: the command line without ``options``; changed here: ``runs_dir`` is taken out, and
+            ``monitor.price_per_hour`` of all machines is added where there are ``prices``.
         options: of the place.
         example: of ``instances=``, as the place counts machines.
 
@@ -333,8 +335,8 @@ def read_job(request: Request, options: JobOptions, example: str) -> Job:
 def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
     """The name by which the job finds a recipe or overlay on its machines.
 
-    A shipped one keeps its name. A file of the user's goes by its name without folders and is added to ``users_files``,
-    which the place copies.
+    A shipped one keeps its name. A file of the user's goes by its name without folders and is added to ``users_files``;
+    the place brings these files to the job's machines, or their paths to machines that share this one's folders.
 
     Args:
         name: as typed: a name, or the path of a file.
@@ -360,6 +362,9 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
         config: all settings of the job.
         machines: that train.
         data: that prepare pictures; None: none.
+
+    Raises:
+        UserError: no GPU, one that is too old, or fewer than ``trainer.devices``; or machines for data without Ray.
     """
     trainer = config["trainer"]
     accelerator = str(trainer["accelerator"])

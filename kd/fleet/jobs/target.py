@@ -43,7 +43,7 @@ class Target(Protocol):
         """
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
-        """Sends the job, and prints how its progress is seen.
+        """Sends the job, and prints how its progress is seen. Torchrun sends nothing: it prints what is to be typed.
 
         Args:
             job: checked.

@@ -127,7 +127,7 @@ class ScalingPlan:
 
 
 def reading(case: Case, run: RunRecords) -> dict[str, Any]:
-    """The medians of a run's steps; left out are the first of each epoch, which starts a loader, and the run's second.
+    """The medians of a run's steps. The first step of each epoch, which starts a loader, and the run's second are left out.
 
     Args:
         case: what was run.

@@ -30,7 +30,7 @@ def content(
 
     Args:
         recipe: its name.
-        measured: the runs; the first has one process.
+        measured: the runs; the first has one process and strategy ``ddp``.
         wanted: processes to predict.
     """
     rows = [reading(case, run) for case, run in measured]

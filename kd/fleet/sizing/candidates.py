@@ -196,8 +196,8 @@ def _of_shape(
     teacher: RunTeacher,
     shape: tuple[int, int, int],
 ) -> Candidate | None:
-    """One of the grid; None where it can't start from the teacher, or is the recipe's own student and that
-    is a candidate already.
+    """The candidate of a width, depth and number of heads. None where it can't be built or can't start from the teacher, or
+    where it is the recipe's own student, which is a candidate already unless a builder makes it.
 
     Args:
         base: its other settings.
@@ -260,8 +260,8 @@ def _rounded(width: float, most: int) -> int:
 
 
 def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
-    """How many heads a width may have: of the teacher's size, which a student's head inherits whole, then of 64 and 32;
-    ``[1]`` where none of them divides it.
+    """The numbers of heads that a width may have: with heads as wide as the teacher's, which are inherited whole, then 64
+    and 32 wide; ``[1]`` where none of these divides ``width``.
     """
     head_dims = dict.fromkeys((teachers_head_dim, 64, 32))
     return [width // head_dim for head_dim in head_dims if width % head_dim == 0] or [1]

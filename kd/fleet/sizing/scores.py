@@ -125,7 +125,8 @@ def measured(
 ) -> dict[str, float]:
     """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`scoring_split`.
 
-    Of several teachers their mean's, by features none; a teacher without a classifier has one by features alone.
+    Several teachers are scored by the mean of their answers, and not at all by features. A teacher without a classifier is
+    scored by features alone.
 
     Args:
         students: the candidates.
@@ -146,9 +147,8 @@ def _of_answers(
     device: torch.device,
     teacher: RunTeacher | None,
 ) -> dict[str, float]:
-    """The task's main metric of each candidate, and of the teacher, on the pictures held out, by name.
-
-    Arguments as of :func:`measured`.
+    """The task's main metric of each candidate, and of the teacher where it has a classifier, on the pictures held out, by
+    name. Arguments as of :func:`measured`.
     """
     tasks = {name: student.task for name, student in students.items()}
     for student_task in tasks.values():

@@ -127,7 +127,9 @@ class SizeSearch:
         }
 
     def _row(self, candidate: Candidate) -> Row:
-        """A candidate before anything is measured; its MB are the weights alone, the least that a file can take."""
+        """The row of a candidate before anything is measured; its ``mb`` are the weights alone, the least that a file can
+        take.
+        """
         bytes_a_weight = 4
         if self.plan.conditions.int8:
             bytes_a_weight = 1
@@ -167,7 +169,8 @@ class SizeSearch:
         """Latencies and files' sizes.
 
         Args:
-            timed: candidates; those of earlier searches are read, all others measured together, in turns.
+            timed: candidates; those that an earlier search has timed are read, all others measured together, in turns, and
+                added to :attr:`known`, which the caller saves.
 
         Returns:
             Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate's name.
@@ -196,9 +199,8 @@ class SizeSearch:
         write_json(self.folder / RESULTS, self.known)
 
     def _basis(self) -> dict[str, Any]:
-        """What a score depends on beside the candidate, as plain values: a part of its key among the results.
-
-        A search with another value in it measures anew.
+        """What a score depends on beside the candidate, as plain values: a part of the score's key in ``results.json``.
+        Where one of them differs, candidates are scored anew.
         """
         config = self.run.config
         of_models = ("student", "teacher", "teachers")
@@ -276,7 +278,8 @@ def check_budget(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
 
 
 def choose_size(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
-    """Marks each row: ``within`` the budget, and on the ``front`` of score and latency.
+    """Sets ``within`` (the budget) and ``front`` in each row, and chooses one. On the front is a scored row that no other
+    row beats: as good or better in both score and latency, and better in one.
 
     Args:
         rows: of the candidates; only those with a ``score`` can be on the front.

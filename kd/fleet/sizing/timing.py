@@ -145,6 +145,9 @@ def _export(
     Returns:
         A function that opens the model (called in the process that times it), and MB of the file; for torch of the
         weights in float32.
+
+    Raises:
+        UserError: as of :meth:`kd.ship.export.base.Format.write`.
     """
     drawn = Drawn(
         model_drawer(candidate.spec, student), candidate.spec, data.size, conditions.threads

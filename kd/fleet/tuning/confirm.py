@@ -19,9 +19,14 @@ from kd.storage.writing import write_text
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches on shares of this machine, prints the table, confirms the winner.
+    """Searches on shares of this machine, prints the table, and with ``confirm=N`` confirms the winner.
 
-    Returns the exit status, 1 without a result.
+    Returns:
+        The exit status: 1 where no trial has ended well.
+
+    Raises:
+        UserError: as of :class:`Search`, :meth:`Search.run` and :func:`confirm`.
+        Stopped: as of :meth:`Search.run`.
     """
     search = Search(
         plan, deal(plan.options.jobs, usable_gpus(plan.config["trainer"]["accelerator"]))
@@ -52,6 +57,7 @@ def confirm(search: Search) -> str:
     Raises:
         UserError: the first objective is ``latency_ms``; or a run is being trained by another process, was not begun on
             this machine, or has failed.
+        Stopped: by a signal; the runs have saved.
     """
     plan = search.plan
     objective = plan.objectives[0]

@@ -245,7 +245,9 @@ def _from_file(request: Request, given: str | None, searches: bool) -> dict[str,
 
 
 def _choices(space: object) -> list[object]:
-    """The choices of a space, each as a trial's command line reads it, for the check of what it names."""
+    """The choices of a space, each as a trial's command line reads it, for the check of the code that they name; a range is
+    one choice.
+    """
     if isinstance(space, str):
         with suppress(ValueError):  # the trial says what is wrong
             space = yaml_of(space)
@@ -341,7 +343,8 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
 
 
 def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
-    """The examples of a space (all choices, or both ends) as a run's configuration has them, resolved one by one.
+    """The examples of a space (all choices, or both ends) as a run's configuration has them, resolved one by one; None for
+    an example under which the configuration has no such key.
 
     Args:
         request: the run's command line.
@@ -364,7 +367,9 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
 
 
 def first_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first setting that differs from ``before``, when a search was begun, to ``now``, in words; "" for none."""
+    """The first setting that differs between ``before``, when the search was begun, and ``now``, as ``KEY=8, now 4``; ""
+    where none does.
+    """
     for key in {**before, **now}:
         if before.get(key) != now.get(key):
             return f"{key}={before.get(key)}, now {now.get(key)}"

@@ -35,7 +35,7 @@ def trial_words(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
 def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
     """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has finished.
 
-    It holds the settings of the search's own words and the trial's values, below comments with these.
+    It holds all settings of the trial's run, below comments with what the trial reached and its searched values.
 
     Args:
         study: the trials.

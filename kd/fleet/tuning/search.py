@@ -88,7 +88,8 @@ class Search:
     def _begin(self, slot: Slot) -> tuple[TrialRun, Iterator[None]] | None:
         """Takes a trial for a place: first one that an ended process has left, then a new one; None where none is left.
 
-        Values are drawn under the folder's lock, so that no two processes take the same trial.
+        Returns the trial's run and its steps (:meth:`_trial`), of which none is made yet. Values are drawn under the
+        folder's lock, so that no two processes take the same trial.
         """
         with self.lock:
             drawn = self._left_over() or self._new()
@@ -122,7 +123,8 @@ class Search:
         return trial, chosen, owner
 
     def _trial(self, job: TrialRun, trial: Trial, chosen: dict[str, Any]) -> Iterator[None]:
-        """A trial from its start to its record; yields while its process runs.
+        """A trial from its start to its record; yields while its process runs. A recorded trial is printed, and
+        ``best.yaml`` is written.
 
         Args:
             job: its run.
@@ -168,7 +170,7 @@ class Search:
                 job.stop("pruned")
 
     def _record(self, job: TrialRun, trial: Trial) -> bool:
-        """Records how a trial has ended; whether it was recorded.
+        """Records how a trial has ended; returns whether it was recorded.
 
         Finished, and timed where an objective is latency: complete. Ended by the pruner's stop: pruned. Stopped for
         :data:`TOO_LONG`, ended with an error, or killed by somebody else: failed. One that was stopped with the search,

@@ -47,7 +47,7 @@ class Space:
         return [c if isinstance(c, plain) else json.dumps(c) for c in self.choices or ()]
 
     def examples(self) -> list[Any]:
-        """Values that show whether the configuration takes it: all choices, or both ends."""
+        """Values by which one checks that the configuration takes the space: all choices, or both ends."""
         if self.choices is not None:
             return list(self.choices)
         return [self.low, self.high]

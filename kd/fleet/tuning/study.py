@@ -104,15 +104,15 @@ class Study:
     def again(self, number: int, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
         """A trial that another process has begun, and its values by key.
 
-        The values are those that it was begun with; a process that was killed while it drew them left keys without one,
-        which get one now.
+        Keys that have a value keep it. Those that the process left without one, since it was killed while it drew them, get
+        one now.
         """
         trial = Trial(self.study, self.trial(number)._trial_id)
         return trial, suggest(spaces, trial)
 
     @staticmethod
     def values_in(trial: FrozenTrial, spaces: Sequence[Space]) -> dict[str, Any]:
-        """A finished trial's values by key, of the spaces' own: the journal says only which.
+        """A finished trial's values by key, as the spaces hold them: the journal has labels of choices in their place.
 
         Raises:
             UserError: it holds a value that the spaces do not have.

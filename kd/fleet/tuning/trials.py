@@ -169,7 +169,9 @@ class TrialRun:
             yield from self._ended(["latency", str(self.run), *conditions])
 
     def _ended(self, items: Sequence[str]) -> Iterator[None]:
-        """Runs a command on the slot's cores and GPUs, in a session of its own, its output in :data:`LOG`."""
+        """Runs a command of kd on the slot's cores and GPUs, in a session of its own, its output in :data:`LOG`; yields
+        until it has ended.
+        """
         with appended(self.folder / LOG) as log:
             self.process = start_kd_train(
                 items,
@@ -271,7 +273,7 @@ class Pool:
                     time.sleep(POLL_S)
 
     def _ended(self) -> list[Slot]:
-        """Takes each trial a step further; the places of those that have ended, whose locks are free then."""
+        """Takes each trial a step further; returns the places of those that have ended, and frees their locks."""
         places = []
         for job, steps in [*self.running.items()]:
             if next(steps, ENDED) is ENDED:

@@ -124,7 +124,7 @@ class Format(ABC):
             The file or folder that :meth:`open` takes.
 
         Raises:
-            UserError: a missing extra, or an operator that the format has no word for.
+            UserError: a missing extra, or an operator that the format lacks.
         """
 
     @abstractmethod
@@ -182,7 +182,7 @@ def about_formats() -> dict[str, str]:
 
 
 def formats_with(ability: str) -> list[str]:
-    """The formats with an ability, an attribute of :class:`Format` that is True, as their files say; none is imported."""
+    """The formats whose files set ``ability``, an attribute of :class:`Format`, to True; they are parsed, not imported."""
     names = []
     for name in FORMATS:
         settings = [node for node in ast.walk(_source(name)) if isinstance(node, ast.Assign)]
@@ -235,7 +235,7 @@ def converting(job: ExportJob, key: str) -> Iterator[None]:
 
 
 def _why(error: BaseException) -> str:
-    """The unsupported operator, or else the first line of what went wrong first, at most 200 characters.
+    """The unsupported operator, or else the first line of the innermost cause that has a message, at most 200 characters.
 
     Args:
         error: of a converter; it and its causes are searched for an operator, the outermost first.
@@ -261,11 +261,11 @@ def attends(student: "nn.Module") -> bool:
 def in_torch(call: "Callable[[Tensor], Tensor]", channels_first: bool = False) -> Runtime:
     """A runtime of a model in torch, without gradients.
 
-    Args:
-        call: takes the pictures as they come, ``(N, H, W, 3)``.
-        channels_first: it takes ``(N, 3, H, W)`` instead.
+    Pixels are made contiguous in memory: another order would choose other kernels, whose last bits differ.
 
-    Pixels are brought into one order in memory, since the order chooses the kernels, and those the last bits.
+    Args:
+        call: takes the runtime's uint8 pictures ``(N, H, W, 3)`` on the CPU.
+        channels_first: ``call`` takes ``(N, 3, H, W)`` instead.
     """
     import torch
 

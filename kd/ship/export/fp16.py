@@ -166,7 +166,7 @@ class HalfPrecision:
         return self.converted
 
     def simulation(self) -> Runtime:
-        """Runs the converted graph on the CPU as a machine with FP16 would: each result rounded."""
+        """Runs the graph of :meth:`convert`, called before, on the CPU as a machine with FP16 would: each result rounded."""
         assert self.converted is not None, "a format that halves has converted its graph"
         session = _session(rounded(self.converted))
         return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
@@ -206,8 +206,8 @@ def measure_ranges(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> 
 
 
 def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorRange]:
-    """Adds a Probe to each float32 weight that an operation uses, to each float32 result, and to what operations compute
-    inside.
+    """Adds to ``graph``, in place, a Probe of each float32 weight that an operation uses, of each float32 result, and of
+    what operations compute inside.
 
     Args:
         graph: of the probed model; Probe ``i`` adds the output ``kd/largest/i``, a scalar.
@@ -268,7 +268,7 @@ def _run_probes(
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
-    """Names of the nodes that compute or use the tensors of some ranges; of what one computes inside itself."""
+    """Names of the nodes that compute or use the tensors of ``ranges``; of what is computed inside a node, that node."""
     tensors = {tensor.tensor for tensor in ranges}
     names = set()
     for node in graph.node:
@@ -298,9 +298,9 @@ def halve(model: "onnx.ModelProto", float32_nodes: Collection[str]) -> "onnx.Mod
 
 
 def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
-    """An FP16 graph as float32 arithmetic with each FP16 result rounded to FP16.
+    """A copy of an FP16 graph that computes in float32 and rounds each FP16 result to FP16.
 
-    Explicit casts, because ONNX Runtime leaves the results of FP16 operations unrounded on CPUs.
+    The rounding is by explicit casts, because ONNX Runtime leaves the results of FP16 operations unrounded on CPUs.
     """
     import onnx
     from onnx.helper import make_node
@@ -372,7 +372,9 @@ def _types(model: "onnx.ModelProto") -> dict[str, int]:
 
 
 def _name_nodes(graph: "onnx.GraphProto") -> None:
-    """Names nodes without a name of their own: by its name the converter leaves a node in float32."""
+    """Gives nodes without a name, or with another node's, a name of their own, in place: the converter finds the nodes that
+    stay in float32 by name.
+    """
     nodes = len(graph.node)
     names: set[str] = set()
     for number, node in enumerate(graph.node):
@@ -383,7 +385,9 @@ def _name_nodes(graph: "onnx.GraphProto") -> None:
 
 
 def is_proven(node: "onnx.NodeProto") -> bool:
-    """Whether what an operation computes inside is known; not so of another library's operations."""
+    """Whether what an operation computes inside is known: it is in one of the tables, not of another library's domain, and a
+    LayerNormalization's axes are known (:func:`_normalised_axes`).
+    """
     if node.domain:
         return False
     if node.op_type in INSIDE:

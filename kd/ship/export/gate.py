@@ -46,7 +46,8 @@ def compare_answers(
         runtime: runs the export.
         manifest: of the export.
         batches: with targets; padding (index -1) is left out.
-        task: compares the answers; its own metrics are left alone. Of features the task is :class:`kd.tasks.Features`.
+        task: compares the answers; copies of it count the metrics, so its own are left alone. For features
+            :class:`kd.tasks.Features` is used in its place.
 
     Returns:
         ``pictures`` (how many), ``max_difference`` of the numbers, ``agreement`` in 0..1; and ``metric``, the task's by
@@ -145,6 +146,8 @@ def export(
 ) -> tuple[str, dict[str, Any]]:
     """Writes an export beside its place, compares it with the student, and moves it there if it may ship.
 
+    The record, kept or not, goes to ``export/export.json`` in the run's folder, the kept ones also to its page.
+
     Args:
         run: the run whose student is exported.
         wanted: the export.
@@ -153,10 +156,10 @@ def export(
         vouch: called with the content of a ``torch_export``, so that later commands of this machine trust it.
 
     Returns:
-        Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
-            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``), ``file`` (its path, from
-            the run's folder where it lies in it), ``size_mb``, the numbers of :func:`compare_answers`, ``kept``; and where
-            they apply ``note``, ``float32_layers`` and ``simulated`` (:func:`compare_answers` in simulated FP16).
+        Why the export is not kept ("": it is in ``out``), and its record: what was requested (``to``, ``int8``, ``fp16``),
+            ``file`` (its path, from the run's folder where it lies in it), ``size_mb``, the numbers of
+            :func:`compare_answers`, ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated``
+            (:func:`compare_answers` in simulated FP16).
 
     Raises:
         UserError: no pictures to compare it on, or as of :meth:`Format.write`.

@@ -111,10 +111,10 @@ def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
 
 
 def manifest_of(content: dict[str, Any]) -> ExportManifest:
-    """The manifest of JSON's values by field.
+    """The manifest whose fields have these values, as JSON gives them.
 
     Raises:
-        ValueError, TypeError, KeyError: values that are not one.
+        ValueError, TypeError, KeyError: a field is missing, unknown, or has a wrong value.
     """
     height, width = content["size"]
     try:

@@ -38,7 +38,7 @@ class Stopwatch:
     """
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
-        """Starts the process and waits until it has loaded the model; the arguments are the class's."""
+        """Starts the process and waits until it has loaded the model; arguments and errors are the class's."""
         # a program of its own: multiprocessing's spawn would run the caller's script again
         self._pipe, child_end = multiprocessing.Pipe()
         number = child_end.fileno()
@@ -54,7 +54,8 @@ class Stopwatch:
         """Sends a message to the process, waits for its answer and returns it: times in ms, and peak memory in MB.
 
         Args:
-            message: pictures and how often they run; the first message is what loads the model, answered by "ready".
+            message: pictures and how often they run; the first message is the function that loads the model, answered by
+                "ready" in place of a result.
 
         Raises:
             UserError: the process has ended, whatever the reason; its own error is printed by itself.

@@ -121,7 +121,8 @@ def save_student(
 
 
 def in_order(file: bytes) -> bytes:
-    """A safetensors file with sorted metadata: the library draws their order anew, and equal students are equal files.
+    """A safetensors file with sorted metadata, so that equal students give equal files: the library writes the metadata in
+    a random order.
 
     The format: eight bytes with the header's length (little-endian), the header as JSON, the weights.
     """
@@ -248,8 +249,11 @@ def _described(
 
     Args:
         path: ``student.safetensors``.
-        builder: the class that has built its model; None: names and shapes of the weights are compared before one is
-            made, by :func:`_check_shapes`.
+        builder: the class that has built the file's model; None: timm makes it, and the names and shapes of its weights
+            are compared with the file's first (:func:`_check_shapes`).
+
+    Raises:
+        UserError: as of :func:`_of_timm`, :func:`_of_builder`, :func:`input_size` and :func:`_check_shapes`.
     """
     metadata = student_metadata_in(path)
     if metadata.builder is not None:
@@ -305,7 +309,7 @@ def _of_builder(
     Args:
         path: the file, for messages.
         metadata: of the file.
-        builder: the user's class; None: no class of the file's is called.
+        builder: the user's class; None is refused: the class that the file names is never imported here.
 
     Raises:
         UserError: no class is handed over, or nothing can build the model again.
@@ -335,9 +339,14 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
-    """Builds the model without memory for its weights, and compares their names and shapes with the file's.
+    """Checks, before a model is built in memory, that a file's weights fit it: it may be larger than any machine.
 
-    One that the file has no weights for may fit no machine: a UserError says so before it is built.
+    Args:
+        path: the file.
+        make: makes the model; called once, on the meta device.
+
+    Raises:
+        UserError: names or shapes of the weights differ.
     """
     with torch.device("meta"):
         state = make().state_dict()

@@ -51,7 +51,7 @@ def detector_body(model: nn.Module, arch: str) -> dict[str, Tensor] | None:
 
 
 def _resnet_body(arch: str) -> nn.Module:
-    """What FasterRCNN, RetinaNet and their kin run of a ResNet, below their pyramid."""
+    """What FasterRCNN, RetinaNet and their kin run of a ResNet, below their pyramid, with random weights."""
     fpn: Any = backbone_utils.resnet_fpn_backbone(
         backbone_name=arch, weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
     )

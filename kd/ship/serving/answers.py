@@ -57,7 +57,7 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
         top: the likeliest labels that are listed.
 
     Raises:
-        ValueError: one of them is NaN or infinite.
+        ValueError: one of ``numbers`` is NaN or infinite.
     """
     if not np.isfinite(numbers).all():
         raise ValueError("the model's answer is NaN or infinite")
@@ -76,9 +76,9 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Places of the ``count`` largest of ``(C,)`` values, the largest first, of equal ones the first; all where fewer.
+    """Places of the ``count`` largest of ``(C,)`` values, the largest first, equal ones in their order; all where fewer.
 
-    Only these are sorted: a whole sort takes a millisecond for 20,000 classes.
+    Only values as large as the last of these are sorted: a whole sort takes a millisecond for 20,000 classes.
     """
     places = np.arange(len(values))
     if count < len(values):

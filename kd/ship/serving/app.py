@@ -152,9 +152,8 @@ class Server:
         return JSONResponse({**about, "predictions": predictions})
 
     async def _answers(self, views: list[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """The name of the model that answers each picture, and its numbers: the student, or who the rule says.
-
-        Batches gather pictures of all requests.
+        """The name of the model that answers each picture, and its numbers: the student, or with a rule the teacher where
+        the rule asks it. With a rule ``/metrics`` counts who has answered.
 
         Args:
             views: uint8, one of each picture.
@@ -175,7 +174,7 @@ class Server:
         return answers
 
     async def _run(self, name: str, views: list[np.ndarray]) -> list[np.ndarray]:
-        """What a model answers to some pictures, in their order."""
+        """A model's numbers for each picture, in their order; raises ``Busy`` where too many pictures wait for it."""
         submit = self.batchers[name].submit
         return await asyncio.gather(*[submit(picture) for picture in views])
 
@@ -232,7 +231,9 @@ class Server:
             raise Refused(error.status, f"{name}: {error}") from error
 
     async def _in_decoder(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs in a decoder's thread. A call that hangs keeps its thread; calls that wait for one hold nothing else."""
+        """Runs ``call`` in a decoder's thread, once one is free, and returns its result. A request that is cut off does not
+        stop its call: the thread is free again when the call has ended.
+        """
         await self._free_decoders.acquire()
         future = asyncio.wrap_future(self._decoders.submit(call, *args, **kwargs))
         future.add_done_callback(self._release_decoder)

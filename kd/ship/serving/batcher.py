@@ -109,7 +109,7 @@ class Batcher:
         return future
 
     async def _run(self) -> None:
-        """The task that runs forever: gathers a batch, and answers it for the clients that still wait."""
+        """The task, until :meth:`stop` cancels it: gathers a batch, and answers it for the clients that still wait."""
         while True:
             batch = await self._gather()
             still_wanted = [item for item in batch if not item[1].done()]  # a client may have gone
@@ -119,7 +119,7 @@ class Batcher:
                 self._queue.task_done()
 
     async def _answer(self, batch: list[Waiting]) -> None:
-        """Runs the model on a batch; where anything of it fails, its clients get the error and the server continues.
+        """Runs the model on a batch. Where anything fails, the futures get the error; nothing is raised, no metric counted.
 
         Args:
             batch: pictures, and the futures that get their rows or the exception.

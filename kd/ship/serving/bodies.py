@@ -56,16 +56,16 @@ class Share:
         self._mine = 0.0
 
     def take(self, amount: float) -> None:
-        """Takes more.
+        """Takes ``amount`` more of the room.
 
-        There must be room for it, and for as much again as this request held before: so where room is short, a request
-        that already holds much is refused before one that holds little.
+        The room must have ``amount`` free, and beyond that as much as this request holds already: so where room is short, a
+        request that holds much is refused before one that holds little.
 
         Args:
             amount: in the room's unit.
 
         Raises:
-            Busy: there is not; nothing is taken, and what the request holds is given back at its end.
+            Busy: the room is too full; nothing is taken. What the request holds is given back at its end.
         """
         if self._room.held + self._mine + amount > self._room.most:
             raise Busy
@@ -144,7 +144,8 @@ async def read_body(request: Request, limits: Limits, share: Share) -> bytearray
 async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncIterator[bytes]:
     """The body's parts, as they arrive, their bytes taken from ``share``.
 
-    What is over ``limits.max_upload_mb`` is read and dropped: few clients read before they have sent.
+    What is over ``limits.max_upload_mb`` is read and dropped, so that the refusal comes after the body: few clients read an
+    answer before they have sent everything.
 
     Raises:
         Refused: larger than the limit (at the end of the body, or at :data:`DROPPED` times the limit).
@@ -169,7 +170,8 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
     Read in memory within the limits.
 
     Raises:
-        Refused: the form can't be read, or is too large.
+        Refused: the form can't be read (400), or is too large (413).
+        Busy: the server has no room for a part now.
     """
     parser = MultiPartParser(
         request.headers,

@@ -22,7 +22,7 @@ class KnownHosts:
         self.names = {"localhost", *names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers 403 where its names are not the server's."""
+        """Passes a request on, or answers 403 where :meth:`_refusal` has a reason; what is not HTTP always passes."""
         reason = ""
         if scope["type"] == "http":
             reason = self._refusal(Headers(scope=scope))

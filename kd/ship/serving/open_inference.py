@@ -153,7 +153,7 @@ def read_request(
 
 
 def _length(text: str, most: int) -> int:
-    """The number of bytes in the header of a binary body; 400 for anything but a number up to ``most``."""
+    """The number that :data:`HEADER` holds: the JSON's bytes; anything but a number up to ``most`` is refused with 400."""
     if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) <= most):
         raise Refused(
             400, f"{HEADER}: must be a number of the body's {most} bytes, got {text[:20]!r}"
@@ -162,7 +162,7 @@ def _length(text: str, most: int) -> int:
 
 
 def _json(text: bytearray) -> _Content:
-    """The JSON of a request; refused with 413 where it has too many values, else with 400."""
+    """The JSON of a request; refused with 413 where it has too many values, with 400 where it is no such request."""
     if count_marks(text) > MARKS:
         raise Refused(
             413,
@@ -249,7 +249,10 @@ def _split(raw: memoryview, count: int) -> list[bytes]:
 
     Args:
         raw: all of them.
-        count: that the request's shape names; others are refused.
+        count: the most elements, as the request's shape says; fewer are left to the caller.
+
+    Raises:
+        Refused: 400, more elements, or one that is cut short.
     """
     elements: list[bytes] = []
     end = 0
@@ -309,7 +312,7 @@ def respond(
 def _tensor(output: str, numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
     """One of :func:`outputs_of`'s tensors from the model's numbers ``(N, C, ...)``; labels ``(N,)`` as objects.
 
-    Numbers are little-endian, as the binary extension wants them.
+    Other outputs are ``numbers`` themselves, as float32. All are little-endian, as the binary extension wants them.
     """
     if output == "label":
         return np.array(manifest.classes, object)[numbers.argmax(1)]

@@ -48,8 +48,11 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
 def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
     """The view of a picture, of ``manifest.size``; a mask is of the whole picture, so nothing is cut off for it.
 
-    As :func:`kd.storage.decoding.frame` says, in pixels: the picture is scaled (width, height), and the view is cut out of
-    that at ``corner`` (x, y).
+    :func:`kd.storage.decoding.frame` gives the size (width, height) to which the picture is scaled, and the ``corner``
+    (x, y) at which the view is cut out of that, in pixels.
+
+    Raises:
+        TooLarge: scaling would take more than ``max_pixels``.
     """
     crop_ratio = None
     if manifest.task != "segmentation":

@@ -67,14 +67,16 @@ class _Connection(H11Protocol):
     _pipelined = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new connection: watches how long it takes, and closes an idle one where there are too many."""
+        """A new connection: begins its time for a request's headers, and closes idle ones where there are too many."""
         self._socket = transport
         super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._end)))
         self._watch()
         self._make_room()
 
     def _make_room(self) -> None:
-        """Ends idle connections above ``most``, the longest idle first, then this one; and those read for longest."""
+        """Above ``most`` open connections, ends idle ones, the longest idle first, then this one. Above a third as many that
+        are ended and still read (:meth:`_end`), cuts off those read for longest.
+        """
         if len(self.connections) <= self.most:
             return
         connections = cast("set[_Connection]", self.connections)
@@ -137,7 +139,8 @@ class _Connection(H11Protocol):
         self._due = self.loop.call_later(allowed, self._late, self.cycle, self.idle)
 
     def _late(self, cycle: object, idle: bool) -> None:
-        """The time of :meth:`_watch` is over: ends a connection that is still at the same request and stage.
+        """The time of :meth:`_watch` is over: cuts off a connection that is still at the same request and stage; another
+        gets new time.
 
         Args:
             cycle: Uvicorn's object of the request when the time began; None before the first.
@@ -149,7 +152,9 @@ class _Connection(H11Protocol):
             self._watch()
 
     def _end(self) -> None:
-        """Sends what is written so far; then reads until the client closes too, or for a while."""
+        """Sends what is written so far; then reads, and drops, until the client closes too, or for a while: :data:`LINGER_S`
+        seconds, or the grace of the shutdown where something is unsent. A second call does nothing.
+        """
         if self.transport.is_closing():
             return
         self._ended = cast(_Lingering, self.transport).ended = True
@@ -271,9 +276,9 @@ def serve(server: Server, listening: socket.socket) -> None:
 def connections(limits: Limits) -> tuple[int, int]:
     """How many connections may be open, and how many are accepted at a time.
 
-    Every connection is a file of the process. Of the files that it may have, 3/8 are for open connections, a third of
-    that (:data:`LINGERING`) for those that are closing, the other half for all else. However many files there are, no
-    more are open than 1024, or twice ``limits.queue`` where that is more.
+    Every connection is a file of the process. Of the files that it may have, 3/8 are for open connections, 1/8 (a third of
+    that, :data:`LINGERING`) for those that are closing, the other half for all else. However many files there are, no
+    more connections are open than 1024, or twice ``limits.queue`` where that is more.
 
     Returns:
         The most open ones, and the most accepted at once: 1/16 of the files, at least 1 and at most 128.

@@ -104,7 +104,9 @@ class SageMaker(Target):
                 raise UserError(f"{key}: there is nothing at {url}")
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
-        """Uploads the user's own files and sends the request; where it is refused, what was uploaded is deleted."""
+        """Uploads the user's own files, sends the request, and writes :data:`RECORD`. Where the request is refused, the
+        uploads and the job's folder are deleted.
+        """
         session = aws_session()
         own = {f"{_place(job)}/files/{name}": path for name, path in job.files.items()}
         request = json_of(files["request.json"])
@@ -135,7 +137,7 @@ class SageMaker(Target):
             The exit status: 0; 1 where the job has failed or was stopped; 130 after Ctrl-C (the job continues).
 
         Raises:
-            UserError: SageMaker does not know the job, or can't be reached, which may pass.
+            UserError: SageMaker has no such job, or can't be reached.
         """
         try:
             answer = waited("training_job", name)
@@ -166,7 +168,9 @@ class SageMaker(Target):
 
 
 def _fetch(archive_url: str, into: Path) -> None:
-    """Unpacks ``model.tar.gz`` in S3, which holds a run's folder, to ``into``, whole or not at all."""
+    """Downloads ``model.tar.gz`` from S3, which holds a run's folder, and unpacks it to ``into``: whole, or ``into`` is not
+    made. Errors of boto3 are the caller's to catch.
+    """
     bucket, key = bucket_and_path(archive_url)
     part = into.with_name(f".{into.name}.part")
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +276,7 @@ def _settings(job: Job) -> dict[str, str]:
 
 
 def _machines(job: Job) -> dict[str, Any]:
-    """The machines as keys of ``ResourceConfig``: type and number; where some prepare data, a list of groups with these.
+    """The machines as ``ResourceConfig`` takes them: type and number; where some prepare data, such a pair for each group.
 
     Raises:
         UserError: an instance type that SageMaker does not have.
@@ -288,8 +292,10 @@ def _machines(job: Job) -> dict[str, Any]:
 
 
 def _channels(job: Job) -> dict[str, str]:
-    """The channels of a job, by name their URL: those of the keys ``channel.NAME``, in the order given, then those that the
-    settings name as ``channel:NAME`` alone: an example stands for their URL, and the key is noted as missing.
+    """The URL of each channel of a job, by its name.
+
+    First those given by ``channel.NAME=URL``, in their order; then those that only a setting names, as ``channel:NAME``:
+    their URL is an example, and the key is noted as missing.
     """
     given = job.options.channel
     channels = {}

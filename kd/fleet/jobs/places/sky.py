@@ -55,7 +55,7 @@ class SkyPilot(Target):
         ask(["sky", "check"], "pip install 'skypilot[aws]'")
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
-        """``sky jobs launch``, detached."""
+        """Launches the job with ``sky jobs launch``, detached; prints how its log and its run are seen."""
         with written(job, files) as folder:
             launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
             ask([*launch, str(folder / "sky.yaml")])
@@ -77,7 +77,12 @@ class SkyPilot(Target):
 
 
 def _task(job: Job) -> dict[str, object]:
-    """The SkyPilot task as a dict for YAML. ``timeout`` ends the training after the job's hours, and so it has failed."""
+    """The SkyPilot task as a dict for YAML. ``timeout`` ends the training after the job's hours; such a job counts as
+    failed.
+
+    Raises:
+        UserError: as of :func:`_resources`, or a wrong ``bucket``.
+    """
     arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
     environment = {channel_variable(name): f"{CHANNELS}/{name}" for name in job.channels}
     task: dict[str, object] = {

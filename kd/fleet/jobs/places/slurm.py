@@ -70,7 +70,7 @@ class Slurm(Target):
     options = SlurmOptions
 
     def write(self, job: Job) -> dict[str, str]:
-        """The text of ``train.sbatch``, the script. Each start of it continues the run under the job's name.
+        """``train.sbatch``, the script, as text by its name. Each start of it continues the run under the job's name.
 
         Raises:
             UserError: ``spot``, a channel, or a key with a wrong value.
@@ -118,7 +118,7 @@ class Slurm(Target):
         ask(["sbatch", "--test-only"], "on a machine of the cluster", script)
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
-        """``sbatch``; prints the job's number, and where its log and its run will be."""
+        """Submits the script with ``sbatch``; prints the job's number, and where its log and its run will be."""
         with written(job, files) as folder:
             answer = ask(["sbatch", "--parsable", str(folder / "train.sbatch")])
         number = answer.split(";")[0]

@@ -73,7 +73,9 @@ class Torchrun(Target):
             print(f"# {host}\n{lines}", end="", flush=True)
 
     def wait(self, job: Job, files: Mapping[str, str]) -> int:
-        """This process becomes that of this machine's line, where it is among them."""
+        """Replaces this process by that of this machine's line: then it does not return. Where no line is this machine's,
+        says so and returns 0.
+        """
         here = None
         for host, line in files.items():
             if here is None and (host == HERE or _is_here(host)):

@@ -126,8 +126,8 @@ class Cascade(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Both models under the rule, run by ONNX Runtime on the CPU. The rule is that of this object's :meth:`write`,
-        which comes first.
+        """Both models in ONNX Runtime on the CPU, with the teacher's answers where the rule asks for them. The rule is the
+        one that :meth:`write` of this object has read: it must be called first.
 
         Args:
             file: ``cascade.json`` beside the folders of both models.
@@ -140,7 +140,7 @@ class Cascade(Format):
         return _runtime(student, teacher, self._read_rule)
 
     def reference(self, job: ExportJob) -> Runtime:
-        """Both models under the rule, in torch; errors as of :meth:`write`."""
+        """Both models in torch, with the teacher's answers where the rule asks for them; errors as of :meth:`write`."""
         teacher = in_torch(_teachers_job(job).prepared)
         rule = read_rule(job.weights.parent, "to=cascade")
         return _runtime(in_torch(job.prepared), teacher, rule)

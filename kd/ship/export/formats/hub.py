@@ -61,7 +61,7 @@ class Hub(Format):
 
 
 def made_by_timm(weights: Path, key: str) -> StudentMetadata:
-    """What the ``student.safetensors`` at ``weights`` says of a model that timm has built, also below a segmenter.
+    """The metadata of the ``student.safetensors`` at ``weights``, whose model, or a segmenter's backbone, timm has built.
 
     Raises:
         UserError: timm has not built it; ``key`` begins the message.

@@ -81,7 +81,7 @@ def config(
 ) -> str:
     """The text of ``config.pbtxt``.
 
-    It names ``labels.txt`` for classes and several labels, not for masks, numbers and features.
+    It refers to ``labels.txt`` for one class or several labels a picture, not for masks, numbers and features.
 
     Args:
         manifest: of the export.
