@@ -323,7 +323,7 @@ def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
     where they can be had: a ResNet-18 where the teacher has no attention, else a ViT-Ti.
 
     Args:
-        spec: the student's settings, of ``arch: auto``.
+        spec: the student's settings, of ``arch: auto``; ``inherit: auto`` becomes false.
         parent: the teacher.
     """
     arch = "vit_tiny_patch16_224"

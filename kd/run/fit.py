@@ -83,7 +83,7 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
     short = []
     for name in ("limit_train_batches", "limit_val_batches"):
         limit = getattr(run.trainer, name)
-        if limit != 1.0 or isinstance(limit, int):
+        if limit != 1.0 or isinstance(limit, int):  # 1.0 is all batches, 1 a single one
             short.append(f"trainer.{name}={limit}")
     if short:
         notes.append(f"an epoch is limited: {', '.join(short)}")

@@ -403,6 +403,9 @@ def _add_proofs(
 
     Returns:
         What is printed of the first model's cascade or its disputed labels; [] without either.
+
+    Raises:
+        UserError: as of :func:`cascade_of`, :meth:`Disputes.found` or :func:`certificates`.
     """
     parts: Parts = []
     first = measured[0]
@@ -430,7 +433,11 @@ def _add_proofs(
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> None:
-    """Refuses to compare models that would be measured on other pictures, labels or classes."""
+    """Refuses to compare models that would be measured on other pictures, labels or classes than the first.
+
+    Raises:
+        UserError: names the first model and the one that differs.
+    """
     first = measured[0]
     pictures = first.data.split(options.place)
     for subject in measured[1:]:

@@ -224,6 +224,12 @@ def _probed(
 ) -> Json:
     """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
 
+    Args:
+        run: the distilled one; it names the layers, the preprocessing and the training pictures.
+        starts: backbones by start, as of :func:`_starts`; moved to ``device``, random ones get statistics of their norms.
+        options: name the labelled pictures (``pays``) and how many seeds there are.
+        device: of the computation.
+
     Returns:
         The part ``probe`` of the figures: ``starts`` has each start's accuracies in 0..1, one a seed; ``gains`` over
         each other start are in points, with the ends of their interval; ``how`` and ``notes`` are sentences for the page.
@@ -297,8 +303,8 @@ def _right(features: Tensor, labelled: Labelled, seed: int) -> np.ndarray:
 
 
 def _notes(data: DistillationDataModule, judged: int) -> list[str]:
-    """What speaks against the figures: judging pictures that are among the run's training pictures, without those of
-    ``data.unlabeled``.
+    """What speaks against the figures: judging pictures that are among the run's training pictures; those of
+    ``data.unlabeled`` are not compared. ``judged``: how many pictures judge, for the sentence.
     """
     with suppress(UserError, OSError):  # the pictures of the distillation may be gone
         distilled = files_of(data.splits.listed("train")[0])

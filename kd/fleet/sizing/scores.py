@@ -52,6 +52,7 @@ def score(run: Run, candidates: Sequence[Candidate], keep: Keep) -> None:
         modules, data = _built(run, group)
         students = {name: module.student for name, module in modules.items()}
         teacher = run.module.teacher
+        # read once for the whole group
         data.sample_pictures = cache(data.sample_pictures)  # type: ignore[method-assign]
         begun = list(students.values())
         give_first_weights(begun, teacher, data.sample_pictures, data.sample)
@@ -64,7 +65,8 @@ def _built(
 ) -> tuple[dict[str, DistillationModule], DistillationDataModule]:
     """Builds the run on one device, and a module for each candidate.
 
-    The modules share the run's teacher. Nothing is inherited yet.
+    The modules share the run's teacher. Nothing is inherited yet. From here on this process shows Lightning's warnings and
+    none of its notes on each build.
 
     Args:
         run: the recipe's; its settings are changed.

@@ -194,7 +194,9 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Prints one line a minute while too many files are open: accepting a connection then fails all the time."""
+        """Handles the loop's errors. While too many files are open, accepting a connection fails all the time: one line a
+        minute is printed. Other errors go to the loop's own handler.
+        """
         error = context.get("exception")
         if not isinstance(error, OSError) or "accept" not in context["message"]:
             loop.default_exception_handler(context)
@@ -211,8 +213,8 @@ class _Uvicorn(uvicorn.Server):
             listening.listen(WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes no more connections, and waits up to :data:`DRAIN_S` seconds until those that are open have their
-        answers.
+        """Takes no more connections; each answer from now on closes its own. Waits up to :data:`DRAIN_S` seconds until no
+        connection is open, then shuts down as Uvicorn does, which finishes the requests that were taken. Uvicorn calls it.
         """
         self._server.ready = False
         for server in self.servers:

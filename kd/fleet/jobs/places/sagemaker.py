@@ -127,7 +127,8 @@ class SageMaker(Target):
         return self.follow(job.name, str(job.runs_dir)) if job.options.wait else 0
 
     def follow(self, name: str, runs: str) -> int:
-        """Waits for the end of a training job, and unpacks its run to ``runs/RECIPE/NAME`` unless it is there.
+        """Waits for the end of a training job, and unpacks its run to ``runs/RECIPE/NAME`` unless it is there. Hours and
+        state are written to :data:`RECORD` in that folder.
 
         Args:
             name: of the job, sent from here or from elsewhere.

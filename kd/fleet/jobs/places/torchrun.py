@@ -48,7 +48,7 @@ class Torchrun(Target):
         """
         hosts = _names(job)
         head = "localhost"
-        port = 0
+        port = 0  # any free one
         if hosts:
             head = hosts[0]
             port = job.options.port
