@@ -128,7 +128,11 @@ class PhaseProfiler(Profiler):
             self.clock.within("validation")
 
     def stop(self, action_name: str) -> None:
-        """Leaves the action's phase, or adds up the hook's time; after a batch has come the rest of the step counts."""
+        """Leaves the action's phase, or adds up the hook's time.
+
+        Once a batch has come, time counts as the phase ``rest``, an argument of the class; once a validation has ended, as
+        the phase that was open before it.
+        """
         if self._phases.get(action_name):
             self._open.pop().__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):

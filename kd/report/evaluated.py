@@ -324,7 +324,7 @@ def _class_parts(content: Json) -> Parts:
         times = pair["student"]
         share = ratio(times, counts.get(true, 0))
         part = f"{share:.0%}"
-        mistakes.setdefault(true, f"{called} {part}")
+        mistakes.setdefault(true, f"{called} {part}")  # the most frequent pairs come first
         taught = pair["teacher"] if has_teacher else None
         pairs.append([true, called, times, part, taught])
 

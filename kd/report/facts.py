@@ -111,7 +111,7 @@ class Facts(StepFacts):
 
     @cached_property
     def startup(self) -> Json:
-        """The newest start: ``s``, seconds until the first step was done (0: not recorded), and ``parts``, those by name."""
+        """The newest start: ``s``, seconds until the first step was done (0: not recorded); ``parts``, seconds by part."""
         return self.run.event("startup") or {"s": 0.0, "parts": {}}
 
     @cached_property

@@ -138,7 +138,7 @@ def _fused_optimizer(_facts: Facts, part: float) -> Lever:
 
 
 def _fewer_callbacks(facts: Facts, part: float) -> Lever:
-    """Levers for callbacks and logging: the slowest callback, where it takes much of the phase; else fewer of all."""
+    """Levers for callbacks and logging: the slowest callback, where it takes over 30 % of the phase; else fewer of all."""
     gain = without(part)
     by_ms = itemgetter(1)
     slowest, ms = max(facts.callbacks_ms.items(), key=by_ms, default=("", 0.0))

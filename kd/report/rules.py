@@ -363,7 +363,10 @@ class Explained:
 
     @cached_property
     def limits(self) -> list[Limit]:
-        """What limits the run's speed, the headline first, in words; the page and the terminal show them."""
+        """What limits the run's speed, the headline first; [] without recorded steps. The page and the terminal show it.
+
+        Of a training that is not kd's the texts have no keys of kd, and the bound ``student`` is called ``model``.
+        """
         ordered = attempt(
             "the limits of the speed",
             self.failures,

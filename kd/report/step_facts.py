@@ -84,7 +84,7 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> Json | Non
 
 
 class StepFacts:
-    """What steps and machines say. Where it is of one rank, that is the typical one, :attr:`rank`.
+    """Numbers of steps and machines; those of a single rank are the typical rank's, :attr:`rank`.
 
     Args:
         run: the records.

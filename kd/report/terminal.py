@@ -101,7 +101,7 @@ def print_summary(summary: Json, folder: Path, of_teacher: bool = False) -> None
     Args:
         summary: of the run.
         folder: of the run.
-        of_teacher: it has trained the teacher of another run, which names its place.
+        of_teacher: it has trained the teacher of another run; then its folder and the next commands are not printed.
     """
     print_parts([run_table(summary, of_teacher)])
     held = "the last epoch"
