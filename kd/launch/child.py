@@ -84,8 +84,10 @@ def with_outer_keys(message: str) -> str:
 
 
 def reason_in(log: Path) -> str:
-    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, from the log of its output: its last line that
-    begins with such a name and may be a reason, else its last line; 200 characters at most, then the path of the log.
+    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, from the log of its output.
+
+    It is the last line of the log that begins with such a name and may be a reason, else the last line: 200 characters at
+    most, then the path of the log.
     """
     text = ""
     if log.is_file():

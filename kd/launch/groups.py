@@ -156,8 +156,10 @@ def _group_of_this_machine(
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    """The name of the group that trains: of several by ``KD_ROLE`` for this machine's group, by the words in the groups'
-    names, or else the only group whose name says nothing. A single group trains, whatever its name.
+    """The name of the group that trains.
+
+    A single group trains, whatever its name. Of several it is the one whose name has a word for training; for this machine's
+    group ``KD_ROLE`` decides instead of its name. Without such a group, it is the only one whose name says nothing.
 
     Args:
         groups: host names by group.

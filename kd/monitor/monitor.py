@@ -80,8 +80,10 @@ class Monitor(Callback):
         self._begin(Watched(records_folder(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
-        """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in the order of
-        :attr:`parts`. Called again where a plain loop begins: parts from before are forgotten.
+        """Makes the monitor's parts for a training that is not kd's.
+
+        Lightning and the plain loop call them in the order of :attr:`parts`. Where a plain loop begins, this is called
+        again, and new parts take the place of the old ones.
         """
         stopping = Stopping()
         results = WatchedResults(self._place, _changed(spec), stopping)

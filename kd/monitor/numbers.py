@@ -60,8 +60,9 @@ class RunNumbers:
 
 
 def _of_steps(numbers: RunNumbers) -> dict[str, Values]:
-    """Values of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch: number of batches done and epoch of
-    the newest one, means of seconds, pictures a second and phases over all. {} before the first.
+    """Values of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch; {} before the first.
+
+    Batches done and epoch are those of the newest step; seconds, pictures a second and phases are means over these steps.
     """
     steps = list(numbers.phases.recent)
     if not steps:
@@ -95,7 +96,7 @@ def _of_training(numbers: RunNumbers) -> dict[str, Values]:
 
 
 def _of_rules(numbers: RunNumbers) -> dict[str, Values]:
-    """What the rules said last; {} before, and on other ranks than 0."""
+    """Verdict, predicted gains and fired rules, as they were found last; {} before, and on other ranks than 0."""
     said = numbers.watch.newest if numbers.watch else {}
     if not said:
         return {}

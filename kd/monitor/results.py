@@ -85,13 +85,16 @@ class WatchedResults(Callback):
         trainer.loggers = [*trainer.loggers, self._metrics]
 
     def _begin(self, trainer: Trainer, module: LightningModule | None) -> None:
-        """Makes the folder and its copy in a store, and writes ``config.yaml``; errors as of :meth:`begin`.
+        """Makes the folder and its copy in a store, and writes ``config.yaml``.
 
         The first process alone calls it.
 
         Args:
             trainer: Lightning's, or the plain loop's.
-            module: named in the settings; None in a plain loop.
+            module: its hyper-parameters are written too; None in a plain loop.
+
+        Raises:
+            UserError: the folder holds another run, or can't be written.
         """
         resumes = trainer.ckpt_path is not None
         if self.folder.is_dir() and is_run(self.folder) and not resumes:

@@ -44,7 +44,7 @@ class Gpus:
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
-        """Finds the GPUs with these UUIDs by NVML; without it, or for a GPU it can't read, there are none."""
+        """Finds the GPUs with these UUIDs by NVML; one that NVML does not know is left out, and without NVML all are."""
         self._handles: list[Any] = []
         try:
             import pynvml

@@ -139,7 +139,7 @@ def phase_chart(facts: Facts) -> Section | None:
 
 # -- the machine -------------------------------------------------------------------------------------------------------
 def machine_series(run: RunRecords) -> dict[str, tuple[list[float], Lines]]:
-    """What was read of each machine and its GPUs: by the chart's title, seconds since the first sample, and lines."""
+    """The readings of each machine and its GPUs by chart title: seconds since the machine's first sample, and lines."""
     series = {}
     for node, samples in run.samples.items():
         where = f" of {node}" if len(run.samples) > 1 else ""

@@ -215,7 +215,9 @@ def certificate_table(certificate: Json, pictures: str) -> Table:
 
 
 def exports_parts(records: Mapping[str, Json]) -> Parts:
-    """Exports, each beside the student.
+    """A table of exports, each beside the student.
+
+    Its note names layers kept in float32 and results simulated in FP16, and says why a file was not run.
 
     Args:
         records: of ``export/export.json``, by name; a number that one lacks is left empty.
@@ -353,7 +355,9 @@ def _gain_and_score(row: Json) -> tuple[float, float]:
 
 
 def _target(target: Json, pictures: int) -> Parts:
-    """Of one number: how close the models are to the targets and to each other, and where on the scale."""
+    """A table and a chart for one target number: the models' errors, how close they are to each other, and their errors by
+    the target's size.
+    """
     name = target["name"]
     rows = []
     for model, value in target["mae"].items():

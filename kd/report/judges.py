@@ -98,7 +98,10 @@ def growth(
 
 
 def unbalanced(gpus: Sequence[Series], imbalance: float, skip: int) -> Evidence:
-    """Mean utilisation of the idlest GPU is a share ``imbalance`` below the busiest one's."""
+    """Mean utilisation of the idlest GPU is a share ``imbalance`` or more below the busiest one's.
+
+    GPUs without values after ``skip`` samples are left out.
+    """
     means = {}
     for number, values in enumerate(gpus):
         if len(values) > skip:
@@ -156,7 +159,11 @@ def loaders(
 def delayed(
     training: Number, loading: Number, thread: str = "", lever: str = "", *, at: float
 ) -> Evidence:
-    """Threads of training or loading wait for a core for ``at`` of the time; ``lever``: the limit's, by who takes cores."""
+    """Threads of training or loading wait for a core for a share ``at`` of the time.
+
+    ``training`` and ``loading`` are the shares of the time, ``thread`` names the training's most delayed thread, and
+    ``lever`` is that of :func:`kd.report.limits.who_takes_cores`.
+    """
     trainer = "training"
     if thread:
         trainer = f"training ({thread})"
@@ -288,7 +295,10 @@ def dominant_term(terms: ByLayer, share: float) -> Evidence:
 def overtrained(
     val: Series, kl: Series = (), metric: str = "val/acc1", *, patience: int, delta: float
 ) -> Evidence:
-    """For ``patience`` epochs the metric has not risen by ``delta``, nor the divergence (nats) fallen by it."""
+    """For ``patience`` epochs the metric has not risen ``delta`` above its best before, nor the divergence fallen as far.
+
+    The divergence ``kl`` is in nats; where it has too few epochs the metric alone counts.
+    """
     if len(val) <= patience:
         return None
     highest = max(val[:-patience])
@@ -405,7 +415,11 @@ def same_losses(
 def confused(
     pairs: Sequence[tuple[str, str, int]], counts: Mapping[str, int], share: float, least: int
 ) -> Evidence:
-    """More than ``share`` of a class's pictures, at least ``least``, are taken for one other class."""
+    """More than ``share`` of a class's pictures are taken for one other class; the largest such share is named.
+
+    ``pairs`` are the true class, the class that it is taken for, and how often; ``counts`` are pictures by class. Classes
+    with fewer than ``least`` pictures are passed over.
+    """
     frequent = []
     for true, called, count in pairs:
         of = counts.get(true, 0)
@@ -446,7 +460,7 @@ def all_zero(zeros: ByLayer, share: float) -> Evidence:
 
 
 def far_apart(spread: Mapping[str, Number], factor: float) -> Evidence:
-    """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
+    """The standard deviation of one layer's activations is over ``factor`` times that of another; NaN is passed over."""
     finite = []
     for layer, value in spread.items():
         if value is not None and math.isfinite(value):

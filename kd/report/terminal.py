@@ -47,7 +47,10 @@ def print_parts(parts: Iterable[Part]) -> None:
 
 
 def _print(table: Table) -> None:
-    """Prints one table: of a single column its lines alone, of a folded table the first :data:`MOST_ROWS` rows."""
+    """Prints one table: of a single column its lines alone, of a folded table the first :data:`MOST_ROWS` rows.
+
+    Of a table without rows, :attr:`Table.empty`, where it has one.
+    """
     shown = table.rows[:MOST_ROWS] if table.folded else table.rows
     rows = [[text_of_cell(cell) for cell in row] for row in shown]
     if table.empty and not rows:
