@@ -38,11 +38,11 @@ _rank_is_done = threading.Event()  # set by leave_starter()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
-    """Starts ``kd-train``, or the command that the first word names (``eval``); on Linux it gets a SIGTERM when this thread,
-    which counts as its parent, ends in any way.
+    """Starts ``kd-train``, or the command that the first word names (``eval``), as a child process; returns it.
 
-    It works on this machine alone: the variables by which a launcher describes a job are not passed on, and SageMaker's
-    description of the job in files is not read. The folders of SageMaker's channels stay known.
+    On Linux it gets a SIGTERM when this thread, which counts as its parent, ends in any way. It works on this machine alone:
+    the variables by which a launcher describes a job are not passed on, and SageMaker's description of the job in files is
+    not read. The folders of SageMaker's channels stay known.
 
     Args:
         items: the words of its command line, without the name.

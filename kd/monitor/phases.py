@@ -109,8 +109,8 @@ class PhaseProfiler(Profiler):
     def start(self, action_name: str) -> None:
         """Enters the action's phase, if it has one, and times a callback's hook.
 
-        A request for a training batch ends the step before; from the clearing of gradients before a validation on all time
-        counts as ``validation``, until the strategy's ``on_validation_end``.
+        A request for a training batch ends the step before. From the clearing of gradients before a validation until the
+        strategy's ``on_validation_end`` all time counts as ``validation``.
         """
         if action_name not in self._phases:
             self._phases[action_name] = phase_of(action_name, self._step)

@@ -265,8 +265,9 @@ class SystemReader:
         return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1), **delays}
 
     def _find_children(self) -> dict[int, psutil.Process]:
-        """The processes below the training processes, by id; known ones keep their object, which holds their last CPU
-        times.
+        """The processes that training processes have started, by id, without those that train themselves.
+
+        Known ones keep their object, which holds their last CPU times.
         """
         below: dict[int, psutil.Process] = {}
         for rank in self._ranks:

@@ -32,8 +32,8 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float
     """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap
     (:func:`scipy.stats.bootstrap`; Efron, JASA 82:171-185, 1987).
 
-    Where all samples lie on one side of the gain, the bound is the smallest of the samples, or the gain where that is
-    smaller: no quantile of a normal answers to it.
+    Where all samples lie on one side of the gain, the method's bias correction is not defined. The bound is then the
+    smallest of the samples, or the gain where that is smaller.
 
     Args:
         statistic: computes gains from weights of groups.

@@ -261,7 +261,7 @@ class Facts(StepFacts):
     def views_before(self) -> float:
         """Views that were in the cache before the run; 0 without a cache, or where no epochs are known.
 
-        Of the views that its epochs needed, those that it did not have to compute.
+        They are the views that its epochs needed, less those that the teacher computed.
         """
         epochs = self.epochs_done or self.epochs
         if not self.cached or not math.isfinite(epochs):

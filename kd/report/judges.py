@@ -434,7 +434,7 @@ def confused(
 
 # -- gradients, weights, activations, pictures -------------------------------------------------------------------------
 def exploding(norms: Sequence[Number], factor: float) -> Evidence:
-    """A gradient norm that is NaN or infinite (None), or, of five or more, ``factor`` times the median."""
+    """A gradient norm is NaN or infinite (None), or, of five norms or more, above ``factor`` times their median."""
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     lost = len(norms) - len(finite)
     if lost:

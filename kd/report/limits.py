@@ -484,9 +484,10 @@ def who_takes_cores(facts: Facts, evidence: str, lost: float) -> Limit:
 
 
 def _fewer_loaders(facts: Facts, text: str, rest: float) -> Limit:
-    """Fewer loader processes: one of each training process where cores are full, else as many as loading needs.
+    """The limit of a host with too many loader processes; what it advises is fewer.
 
-    Such a step takes at least the CPU time of loading and training (ms) over the cores.
+    That is one of each training process where cores are full, else as many as loading needs. The step then takes at least
+    the CPU time of loading and training (ms) over the cores. If that gains too little, cheaper pictures are advised as well.
 
     Args:
         facts: of the run.

@@ -338,6 +338,8 @@ class Writer:
     def write(self, record: Json) -> None:
         """Appends one record, which readers see at once; one that falls to thinning is left out.
 
+        Where the file then has ``limit`` lines, it is thinned.
+
         Args:
             record: with its ``kind`` (:data:`KINDS`), as plain values; one of :data:`THINNED` gets its number as ``n``.
         """

@@ -366,7 +366,7 @@ class StepFacts:
     def ready_ms(self) -> float:
         """Ms a step that training waits for a core; 0 where a GPU hides it (:attr:`hidden`).
 
-        Of its main thread, or of a more delayed one; with one thread on a CPU the main thread alone counts.
+        It is the wait of the main thread, or of a more delayed one; with one thread on a CPU the main thread alone counts.
         """
         if self.hidden:
             return 0.0
