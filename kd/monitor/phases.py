@@ -283,7 +283,7 @@ class Phases(Recording):
     ) -> None:
         """Notes step and epoch for the step's record; the first of an epoch is marked.
 
-        A loader that does not say how large its batches are shows it with the first one.
+        Where the loader does not say how large its batches are, the first one shows it, and the header is written again.
         """
         if "batch_size" not in self.header and self._writer is not None:
             self.header["batch_size"] = self.watched.rows(batch)
@@ -376,7 +376,7 @@ class Phases(Recording):
     def _write_total(self) -> None:
         """Writes the sums over all steps so far, in ms, with the eight hooks of callbacks that took the most time.
 
-        Both are over all starts of the run; of earlier starts the eight hooks are known that were written.
+        Both are over all starts of the run; of earlier starts only the eight hooks count that were written then.
         """
         assert self._writer is not None and self.profiler is not None
         spent = dict(self._callbacks_before)

@@ -106,7 +106,7 @@ def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, floa
     """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's: its ends, in -1..1.
 
     It takes the score for normal, at any number of pictures; :func:`loss_p_value` is exact up to :data:`LARGEST_EXACT`.
-    No claim rests on it: a certificate has it beside its own bound.
+    A certificate lists it, and rests on its own bound (:func:`largest_loss`).
 
     Args:
         counts: of the pictures.
