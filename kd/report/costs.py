@@ -147,7 +147,7 @@ def outlook_of(facts: Facts, change: Change) -> Outlook:
 
 
 def _check_known(facts: Facts, change: Change) -> None:
-    """Refuses changes of what a training has not, or of what its records do not say.
+    """Refuses a change of something that the training lacks, or that its records do not say.
 
     Raises:
         UserError: the change wants a cache, and there is no teacher; or it wants another number of loader processes, and a

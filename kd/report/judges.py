@@ -222,7 +222,7 @@ def overfit(
     drop: float,
     patience: int,
 ) -> Evidence:
-    """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss still falls."""
+    """Over ``patience`` epochs validation stays ``drop`` below its best, and the training loss ends lower than before them."""
     if min(len(val), len(train_loss)) <= patience:
         return None
     best = max(val)
@@ -395,7 +395,7 @@ def collapsed(rank: Series, pictures: int, below: float, least: int) -> Evidence
 def same_losses(
     own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int, near: float
 ) -> Evidence:
-    """Another run has the same losses: at all steps that both have, and these are at least ``least``.
+    """Another run has the same losses at all steps that both have, and there are at least ``least`` of these.
 
     Two losses are the same if they differ by at most ``near`` times the loss, or times 1 where it is smaller.
     """
