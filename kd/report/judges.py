@@ -222,7 +222,7 @@ def overfit(
     drop: float,
     patience: int,
 ) -> Evidence:
-    """Over ``patience`` epochs validation stays ``drop`` below its best, and the training loss ends lower than before them."""
+    """Over ``patience`` epochs validation stays ``drop`` below its best, and the training loss is lower at their end."""
     if min(len(val), len(train_loss)) <= patience:
         return None
     best = max(val)
