@@ -36,7 +36,9 @@ class OptimSpec(OptimSettings):
     """
 
     def __post_init__(self) -> None:
-        """Checks the fields, the optimizer's name, and its further arguments by a step on a few numbers."""
+        """Checks the fields, the optimizer's name, and its further arguments by a step on a few numbers; errors as of the
+        class.
+        """
         super().__post_init__()
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")

@@ -243,7 +243,8 @@ def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """The truth and each model's answers of a mistake, by class name, as ``fidelity.json`` has them.
 
     Args:
-        entry: ``truth``, a list of class ids; by model, pairs of a class id and its share in [0, 1].
+        entry: ``truth``, a list of class ids, of which those of no class (-1: unknown) are left out; by model, pairs of a
+            class id and its probability in [0, 1].
         classes: names by id.
     """
     named: dict[str, Any] = {"truth": []}

@@ -152,9 +152,8 @@ class Preflight(Callback):
         return KeptLogits(MOST_LOGITS, dtype, min(pictures_of_rank, used_pictures))
 
     def about_teacher(self, teacher: RunTeacher) -> dict[str, Any]:
-        """What the records of a run say of a teacher.
-
-        Architecture, parameters, validation metrics, how many pictures these are of, and the remedy that was found.
+        """A teacher's entry in a run's records: ``arch``, ``params`` (how many), ``val`` (metrics by name), and, where they
+        are known, ``pictures`` (how many these metrics are of) and ``remedy``.
         """
         about = {
             "arch": teacher.arch,
@@ -253,9 +252,10 @@ class Preflight(Callback):
     def _order_remedy(
         self, trainer: Trainer, teacher: RunTeacher, confusions: Confusions, classes: list[str]
     ) -> str:
-        """What brings a teacher's classes into the order in which it is clearly better, for a message; "" without one.
+        """The end of a message that names another order of the teacher's classes, in which it is clearly better, and the
+        setting for it; "" where none was found, or there is no folder for its list.
 
-        The first process writes the list of classes that it names to :attr:`lists`. All processes must call it.
+        The first process writes the classes in that order to a file in :attr:`lists`. All processes must call it.
         """
         order = better_order(confusions.compute())
         if order is None or self.lists is None:

@@ -163,7 +163,7 @@ class RunFolder(Callback):
     def _claim(self) -> Path:
         """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs.
 
-        A number is free here, and in the store that the run is copied to: a run's claim there leads to the next one.
+        A number that a run has claimed in the store that this run is copied to is not free either: the next one is tried.
 
         Raises:
             UserError: a run has the name already.

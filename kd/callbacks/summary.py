@@ -107,8 +107,8 @@ class Summary(Callback):
                 write_text(self.folder.path / name, "".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the metrics of the best validation, the newest (``final``) and the start's, and ``top``,
-        as :class:`kd.callbacks.best.Best` has them; the seconds spent so far.
+        """What a resumed run needs: of :class:`kd.callbacks.best.Best` the metrics of the best validation, of the newest
+        (``final``) and of the start, and ``top``; and ``wall_s``, the seconds spent so far.
         """
         return {
             "best": self.best.best,

@@ -56,7 +56,10 @@ class Objective(nn.Module):
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
     ) -> None:
-        """Checks weights and names; the arguments are the class's. :meth:`bind` builds the losses' parameters."""
+        """Checks weights and names, and freezes losses of weight 0; arguments and errors as of the class.
+
+        :meth:`bind` builds the losses' parameters.
+        """
         super().__init__()
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")

@@ -108,7 +108,8 @@ class Student(nn.Module):
         self.casts = CastTogether(model)
         objective.bind(data, teacher, self.taps)
         inherits = start == "inherited" and teacher is not None and teacher.members[parent].has_head
-        self._brought = inherits or self._has_classifier_of_file
+        # the classifier is the teacher's, or the file's: it answers before any training
+        self._comes_with_classifier = inherits or self._has_classifier_of_file
         self.has_two_heads = hasattr(model, "set_distilled_training") and objective.trains_logits
         """DeiT: logit losses train the classifier of a distillation token."""
         if self.has_two_heads:
@@ -123,7 +124,7 @@ class Student(nn.Module):
         return trial(lambda x: self.model(in_type_of(self.model, x)), self.prepare, TRIAL)
 
     def train(self, mode: bool = True) -> "Student":
-        """As of any module, but what is frozen computes as in evaluation: statistics of norms, dropout, drop path."""
+        """Sets the mode as any module does, but frozen parts stay in evaluation: statistics of norms, dropout, drop path."""
         super().train(mode)
         if mode and self._trained:
             for part in self.model.children():
@@ -161,7 +162,7 @@ class Student(nn.Module):
             return False
         taught = objective.trains_logits or objective.takeover is not None
         labelled = bool(objective.task_loss_weight)
-        return labelled or taught or self._brought
+        return labelled or taught or self._comes_with_classifier
 
     @property
     def is_measured(self) -> bool:

@@ -109,7 +109,7 @@ def may_compile(trainer: Trainer) -> bool:
 
 
 def _left_to_the_machine(run: AttachedModule) -> Iterator[tuple[str, Student | FrozenTeacher]]:
-    """Those whose models have ``compile=auto``, by key; not those that a strategy cuts into shards."""
+    """The student and the teachers whose models have ``compile=auto``, each after its key; not those in shards."""
     student = run.student
     is_cut = isinstance(run.trainer.strategy, Sharding)
     if student.spec is not None and student.spec.compile == "auto" and not is_cut:

@@ -87,10 +87,10 @@ def _seconds_of_product(matrix: Tensor) -> float:
 def choose_kernels(
     trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool
 ) -> None:
-    """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one).
+    """On a GPU, sets how float32 matrices are multiplied and, of CNNs, whether cuDNN times its convolutions.
 
-    Sets torch's process-wide settings; on other devices nothing. A CNN is a model with two convolutions or more: a
-    ViT's only one, its patch embedding, is not worth the timing.
+    These are process-wide settings of torch; on other devices nothing is done. A CNN is a model with two convolutions or
+    more: a ViT's only one, its patch embedding, is not worth the timing.
 
     Args:
         trainer: whose device counts.
@@ -109,7 +109,7 @@ def choose_kernels(
 
 
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
-    """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
+    """Makes all processes train in rank 0's precision: machines with other CPUs may have chosen another.
 
     Called on every rank before training; it changes nothing where all have chosen the same.
 

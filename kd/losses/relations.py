@@ -28,7 +28,11 @@ from kd.losses.ranks import of_all_ranks, own_rows
 
 
 def _embeddings(student: Tensor, teacher: Tensor, gather: bool = False) -> tuple[Tensor, Tensor]:
-    """Both as ``(N, D)``, float32 at least, the teacher's detached; with ``gather`` the rows of all processes."""
+    """Both as ``(N, D)``, float32 at least, the teacher's detached; with ``gather`` the rows of all processes.
+
+    Raises:
+        ValueError: the batch sizes differ.
+    """
     if gather:
         student, teacher = of_all_ranks(student, teacher)
     if len(student) != len(teacher):

@@ -51,7 +51,7 @@ class Standardizer(KnownOnHost, Float32):
 
         Args:
             width: C, channels of the teacher's features.
-            kind: ``variance`` or ``phi_s``, which takes some widths alone.
+            kind: ``variance`` or ``phi_s``, which takes some widths alone: a ValueError for any other.
         """
         super().__init__()
         self.kind = kind

@@ -154,7 +154,7 @@ class HuggingFaceBuilder:
             ) from error
 
     def _content(self, name: str) -> dict[str, Any]:
-        """What a JSON file in ``path`` maps, empty where it is missing; a file of the hub is downloaded.
+        """The content of a JSON file in ``path``, a mapping; {} where the file is missing. A file of the hub is downloaded.
 
         Raises:
             OSError: no such folder or name, or a file that is not opened.
@@ -196,7 +196,11 @@ class HuggingFaceBuilder:
         return model
 
     def _pixels(self) -> Mapping[str, Any]:
-        """The settings by which the input is prepared; empty where ``path`` has none."""
+        """The settings by which the input is prepared; empty where ``path`` has none, or the hub can't be reached.
+
+        Raises:
+            UserError: a file of them that holds no mapping.
+        """
         try:
             nested = mapping_in(self._content(PROCESSOR), "image_processor")
             return nested or self._content(PIXELS)

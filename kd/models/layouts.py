@@ -87,7 +87,8 @@ def choose_layout(
         tensors under their own names.
 
     Raises:
-        UserError: two models fit equally well, or nothing is below ``part``.
+        UserError: two models fit equally well, or nothing is below ``part``. Weights and their moving average, or equal
+            weights at two places, count as one model.
     """
     # a model fits where half of the wanted tensors have their shapes
     state = model.state_dict()

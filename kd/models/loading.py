@@ -152,7 +152,7 @@ def _left_out(
 
 
 def _misfits(state: State, expected: Mapping[str, Tensor], optional: Sequence[str]) -> list[str]:
-    """In what a state differs from a model's: shapes, tensors that it lacks, and others than the model's.
+    """How a state differs from a model's, a text for each tensor: another shape, missing, or not in the model.
 
     Args:
         state: what is to be loaded.

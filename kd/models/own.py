@@ -274,7 +274,8 @@ def build_own(
     std: Sequence[float] | None,
     key: str,
 ) -> nn.Module:
-    """What a builder makes; under timm's names (:class:`OwnModel`) unless it has ``pretrained_cfg`` and ``get_classifier``.
+    """The model that a builder makes, wrapped under timm's names (:class:`OwnModel`) unless it has ``pretrained_cfg`` and
+    ``get_classifier`` already.
 
     Args:
         builder: the user's.
@@ -315,7 +316,7 @@ def build_own(
 
 
 def error_of_builder(error: Exception, key: str) -> UserError:
-    """What a builder has raised, in a line that begins with its key.
+    """A builder's error as a UserError in one line, which begins with the builder's key.
 
     Args:
         error: a UserError whose text begins with ``builder.ARGUMENT:`` names that argument's key.

@@ -39,7 +39,7 @@ class Preprocess:
         std: Sequence[float],
         channels_last: bool = False,
     ) -> None:
-        """Stores the arguments, which are the class's."""
+        """Checks and stores the arguments; these and the errors are the class's."""
         self.size = height_width(img_size)
         if max(self.size) > LARGEST_SIDE:
             raise ValueError(f"img_size must be <= {LARGEST_SIDE} pixels, got {img_size}")
@@ -150,7 +150,11 @@ class Given:
     """Height and width of the newest pictures."""
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 pictures ``(N, 3, H, W)`` through the user's function; float pictures pass as they are."""
+        """uint8 pictures ``(N, 3, H, W)`` through the user's function; float pictures pass as they are. Sets :attr:`size`.
+
+        Raises:
+            UserError: uint8 pictures, and no function.
+        """
         if images.dtype == torch.uint8:
             if self.function is None:
                 raise UserError(

@@ -158,8 +158,8 @@ def archs_by_digest() -> dict[str, list[str]]:
 
 
 def _places(tensors: Tensors) -> Iterator[Tensors]:
-    """What may be a model in a file, by timm's names, on the ``meta`` device; the register tokens of DINOv2's authors, which
-    timm's filter renames, by timm's name.
+    """The tensors of each part of a file that may be a model, on the ``meta`` device and under timm's names; the register
+    tokens of DINOv2's authors too, which otherwise timm's filter renames.
     """
     on_no_device = {}
     for name, value in tensors.items():

@@ -243,8 +243,10 @@ class Taps:
 
     @torch.no_grad()
     def _outputs(self) -> dict[str, Tensor]:
-        """What each layer gives in a forward in eval mode, by path, in the order in which they end: of several outputs the
-        first, of a layer that runs again the last one. Of a model with timm's ``forward_features`` up to its end.
+        """The output of each layer in a forward in eval mode, by path, in the order in which the layers end.
+
+        Of several outputs it is the first, of a layer that runs again the last. Of a model with timm's ``forward_features``
+        layers after the end of that are left out.
         """
         forward_features: Any = getattr(self._model, "forward_features", None)
 
@@ -275,7 +277,7 @@ class Taps:
 
     def _last_map(self, key: str) -> str:
         """The path of the outermost layer that gives a model's last map: the last one before the end of timm's
-        ``forward_features``, or of any model the last one of more than one place.
+        ``forward_features``; of a model without that, the last map of more than one position.
 
         Args:
             key: the setting that names the layers, for messages.

@@ -185,8 +185,9 @@ def describe(file: Path) -> About:
 
 
 def about(checkpoint: str | None) -> About:
-    """What a checkpoint, a file or a folder, says of its model; an empty :class:`About` without one, and of a missing or
-    damaged one, which :func:`read_weights` reports.
+    """What a checkpoint, a file or a folder, says of its model (:func:`describe`).
+
+    An empty :class:`About` without a checkpoint, and of a missing or damaged one: :func:`read_weights` reports that.
     """
     if not checkpoint:
         return About()
@@ -197,13 +198,13 @@ def about(checkpoint: str | None) -> About:
 
 
 def _of_trainer(content: object, tensors: Mapping[str, Tensor], said: About) -> About | None:
-    """What a file says, with what ``arch`` and ``args`` in a training's checkpoint say of its model; None where they say
-    nothing, or name another model than the tensors are of.
+    """``said`` completed from ``arch`` and ``args`` of a training's checkpoint, as timm's trainer writes them; None where
+    these are missing, or name another model than the tensors are of.
 
     Args:
         content: of the file.
-        tensors: the same, by dotted name.
-        said: without an architecture.
+        tensors: the tensors in it, by dotted name.
+        said: what the file says otherwise, without an architecture.
     """
     if not isinstance(content, Mapping):
         return None
@@ -279,11 +280,11 @@ def _outline(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _of_tensors(tensors: Mapping[str, Tensor], said: About) -> About:
-    """What a file says, with the architecture that its tensors' names and shapes are of, where there is one.
+    """``said`` completed by the architecture of timm's that has the tensors' names and shapes; without one as it is.
 
     Args:
         tensors: of the file, by dotted name.
-        said: without an architecture.
+        said: what the file says otherwise, without an architecture.
     """
     of_timm = recognise(tensors)
     if of_timm is None:

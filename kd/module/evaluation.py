@@ -60,8 +60,7 @@ def look(
         students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
         device: to run on; None: the batch's.
         in_step: the students may be in shards, so other ranks may wait for this one's: the students run although all is
-            padding. With it or without, a teacher in shards runs on padding as it does on pictures: not without a
-            classifier, nor where its decisions are known.
+            padding. A teacher in shards that has a classifier runs on padding in any case, unless its decisions are known.
 
     Returns:
         None where all is padding.

@@ -41,8 +41,9 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 def pairs_for_fits(
     trainer: Trainer, data: DistillationDataModule
 ) -> Callable[[int, bool], SampledPictures]:
-    """As :func:`sample_for_fits`, of pictures with their targets, decoded one after another: those with a class id, labels
-    or numbers alone where the function's second argument is true.
+    """A function as of :func:`sample_for_fits`, but its pictures come with their targets, and are decoded one after another.
+
+    Where its second argument is true it gives only pictures that have a class id, labels or numbers.
     """
 
     def sample(number: int, labelled: bool) -> SampledPictures:

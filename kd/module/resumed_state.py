@@ -169,9 +169,10 @@ def _check_optimizer(
     names: Mapping[int, str],
     place: str,
 ) -> None:
-    """Compares one optimizer's groups and their settings, then the state of each parameter.
+    """Compares one optimizer's groups, then of each group the state of each parameter and the group's settings.
 
-    Arguments as of :func:`check_optimizers`, but for the parameters' ``names`` by their ids.
+    Arguments and errors as of :func:`check_optimizers`, but for the parameters' ``names`` by their ids. A parameter without
+    state passes: no gradient has come to it yet.
     """
     saved: Any = state if isinstance(state, Mapping) else {}
     groups = saved.get("param_groups")

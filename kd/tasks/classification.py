@@ -39,7 +39,11 @@ class Classification(Task):
         label_smoothing: float = 0.0,
         class_weights: ClassWeights = None,
     ) -> None:
-        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
+        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`.
+
+        Raises:
+            ValueError: an argument out of its range.
+        """
         super().__init__(num_classes)
         check_class_weights(class_weights)
         self.class_weights = class_weights

@@ -71,7 +71,7 @@ def _width(stage: Part) -> int:
 
 
 def _not_understood(model: CNN) -> str:
-    """What of a ConvNeXt has no formula here; "" where all has one."""
+    """A part of a ConvNeXt for which there is no formula here, in words for a message; "" where all parts have one."""
     if len(model.stem) != 2:
         return "a stem of overlapping convolutions"
     for stage in model.stages:
@@ -197,8 +197,11 @@ class ConvNeXtStart(CNNStart):
     def channels_inside(
         self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
     ) -> list[Tensor]:
-        """Those of the stream, and the hidden units that write most: ``E |w u|^2`` about its mean is ``|w|^2 Var(u)``, of
-        each unit's column w. What a global response norm has of them is copied.
+        """The kept channels of the depthwise filters (``after``), of the hidden units, and of what the block writes
+        (``after``).
+
+        Kept are the hidden units u that write most, each by its column w of the second layer: the variance of ``w u`` is
+        ``|w|^2 Var(u)``. Their scales and shifts in a global response norm are copied to the student's.
         """
         second = row.theirs[-1]
         size_of_writes = second.weight[after].square().sum(0)

@@ -495,7 +495,7 @@ def strongest_columns(
         ``(student_count * size,)``, in rising order.
     """
     size = write.shape[1] // teacher_count
-    key = name, targets.shares is None
+    key = name, targets.shares is None  # students with and without shares read the same targets
     if key not in targets.spreads:
         values = [getattr(part, name) for part in targets.guide]
         targets.spreads[key] = _spread(values, targets.shares, of_each_column=size == 1)

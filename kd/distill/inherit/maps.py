@@ -101,13 +101,15 @@ def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
 
 
 def maps_of(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """What a layer reads or gives as :func:`as_maps` has it, as it is before an in-place activation: a copy."""
+    """A copy of a layer's input or output, brought into the form of :func:`as_maps`: an activation may change the tensor
+    itself in place afterwards.
+    """
     return as_maps(layer, tensor).clone()
 
 
 def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """What a linear layer or LayerNorm reads or gives with channels last, ``(N, H, W, C)``, as ``(N, C, H, W)``; any other
-    tensor as it is.
+    """A layer's input or output as maps ``(N, C, H, W)``: that of a linear layer or LayerNorm, ``(N, H, W, C)``, is
+    permuted; any other tensor is returned as it is.
     """
     is_last = isinstance(layer, nn.Linear | nn.LayerNorm) and tensor.ndim == 4
     if is_last and not _is_2d(layer):
@@ -181,10 +183,10 @@ def _measure(norm: Part, rows: Tensor, bias: Tensor) -> None:
 
 
 def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
-    """Shares a stage's blocks among ``count`` of the student's, which follow the first block and those that change the
-    stream most.
+    """Shares the teacher's blocks of a stage among ``count`` of the student's, in groups of neighbours.
 
-    Each of these begins a group. The teacher's blocks up to the next are left out, and the group's block does their work.
+    A group begins with the first block, and with each of the ``count - 1`` others that change the stream most. The student's
+    block follows the first of its group, and also does the work of the rest, which are left out.
 
     Args:
         changes: of the teacher's blocks, in any unit.

@@ -208,7 +208,7 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
 
 
 def _not_understood(model: ViT, reads_end: bool) -> str:
-    """What of a model the fit has no formula for, in words for a message; "" where it has one for all.
+    """A part of a model for which the fit has no formula, in words for a message; "" where all parts have one.
 
     Args:
         model: a timm VisionTransformer or Eva, whose blocks are alike but for their kind.

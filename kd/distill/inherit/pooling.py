@@ -135,7 +135,8 @@ def _pool_projection(student: ViT, teacher: ViT, guide: Sequence[BlockActivation
 
 
 def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockActivations:
-    """What the teacher's pooling computes on a part of the sample, as of a block.
+    """What the teacher's pooling computes on a part of the sample, under the names of a block's activations: ``middle`` is
+    the pooled token before the MLP, ``after`` what the classifier reads.
 
     Args:
         student: which tokens it has.

@@ -108,7 +108,7 @@ def _strides(model: CNN) -> list[tuple[int, ...]]:
 
 
 def _not_understood(model: CNN) -> str:
-    """What of a ResNet has no formula here; "" where all has one."""
+    """A part of a ResNet for which there is no formula here, in words for a message; "" where all parts have one."""
     if not isinstance(model.maxpool, nn.MaxPool2d):
         return "a stem without plain max pooling"
     for module in model.modules():

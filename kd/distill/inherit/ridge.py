@@ -119,7 +119,7 @@ def fit_first_classifier(
 
 
 def change_from(start: Tensor, gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """What solves the normal equations of :func:`fit_linear`, ``W - W0``, of one layer or several at once.
+    """The change ``W - W0`` of a weight that solves the normal equations of :func:`fit_linear`; of one layer or several.
 
     Args:
         start: W0, ``(..., D_out, D_in)``.
