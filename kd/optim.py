@@ -373,7 +373,7 @@ def groups_by_layer(
 
     Args:
         groups: of :func:`parameter_groups`.
-        modules: what is trained; timm's models tell which layer each parameter belongs to.
+        modules: what is trained; timm's models say which layer each parameter belongs to (``group_matcher``).
         lr: that of the last layer.
         layer_decay: the rate of a layer as a share of that of the next, above 0 and at most 1.
 
@@ -382,7 +382,7 @@ def groups_by_layer(
         within each from the first layer to the last.
 
     Raises:
-        UserError: none of the modules tells its layers.
+        UserError: none of the modules has a ``group_matcher``.
     """
     share_of_lr: dict[nn.Parameter, float] = {}
     for module in modules:

@@ -168,7 +168,7 @@ class Preemption(Closing):
         raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
     def interruption(self, error: BaseException) -> Preempted | None:
-        """An error as an interruption, if it is one or a loader worker's death after a signal; else None.
+        """The :class:`Preempted` that an error is, or stands for where a loader worker has died after a signal; else None.
 
         The run's status in ``summary.json`` and the exit status depend on it. For a worker's death nothing is saved: the
         checkpoint is the last one, which may not be there yet.

@@ -96,7 +96,8 @@ class Preflight(Callback):
 
         The results go to :attr:`teacher_val`, :attr:`members`, :attr:`kept` and the module's validation, which then does
         not run the teacher again; the first process prints a line for each teacher. Nothing is measured without a teacher,
-        a validation or a fit, with ``mode`` off, and of a teacher without a classifier.
+        a validation or a fit, with ``mode`` off (then the validations fill :attr:`kept`), and of a teacher without a
+        classifier.
 
         Raises:
             UserError: the teacher is too weak to teach, and ``mode`` is ``stop``.

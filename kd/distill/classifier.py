@@ -97,7 +97,8 @@ def fit_classifier(
 def _features_and_targets(
     student: Student, teacher: RunTeacher | None, sample: SampledPictures, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for pictures, as its tap catches it, and what it is fitted to; both on the CPU.
+    """The classifier's input for pictures, as its tap catches it (added to the student's taps), and what it is fitted to;
+    both on the CPU.
 
     Args:
         student: on ``device``, to which pictures are brought batch by batch.

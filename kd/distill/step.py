@@ -163,6 +163,10 @@ class Distillation(nn.Module):
             index: the samples' numbers ``(N,)``, where a loss needs them (CRD).
             window: where gradients are accumulated over several batches and labels are missing: the targets of all
                 these batches, whose losses the loop divides by their number (:mod:`kd.data.windows`).
+
+        Raises:
+            UserError: targets in another form than the task's.
+            ValueError: no ``index`` where a loss needs it.
         """
         batch = as_batch((images, targets))
         if not torch.compiler.is_compiling():

@@ -71,7 +71,8 @@ def choose_compilation(
 
 
 def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[str, str]:
-    """Lets each model that ``compile=auto`` leaves to the machine run as was chosen: one that is not named as it is written.
+    """Compiles in place, in its chosen mode, each model that ``compile=auto`` leaves to the machine; one without a mode runs
+    as it is written.
 
     What a compiler refuses in training runs as it is written, and torch says so: where a model is compiled, torch's
     ``suppress_errors`` is set, for the whole process.

@@ -80,7 +80,7 @@ class Standardizer(KnownOnHost, Float32):
         if is_map:
             x = x.movedim(1, -1)
         if self.known is None or (self.training and not self._is_complete):
-            self._follow(x.flatten(0, -2))
+            self._take_in(x.flatten(0, -2))
         x = self._standardized(x)
         if is_map:
             return x.movedim(-1, 1)
@@ -103,10 +103,11 @@ class Standardizer(KnownOnHost, Float32):
         return self.known is not None and self.known >= BATCHES
 
     @torch.compiler.disable
-    def _follow(self, x: Tensor) -> None:
-        """Takes in ``(M, C)`` rows in training, while statistics are wanted; in evaluation reads their count alone.
+    def _take_in(self, x: Tensor) -> None:
+        """Adds rows ``(M, C)`` to the statistics in training, until these are complete.
 
-        It is outside compiled graphs, as a count changes here.
+        In any mode it first reads how many batches the statistics have, where the host does not know it. It runs outside of
+        compiled graphs, as that number changes here.
         """
         if self.known is None:
             self.known = int(self.batches)

@@ -46,7 +46,7 @@ FAMILIES = [
     "pvt", "pvt_v2", "regnet", "resnet", "segformer", "siglip", "siglip2", "siglip2_vision_model",
     "siglip_vision_model", "swiftformer", "swin", "swinv2", "van", "vit", "vit_mae", "vit_msn",
 ]  # fmt: skip
-"""Vision models of transformers that are made of their configuration alone: none asks timm or the hub for a part."""
+"""Vision models of transformers that are made of their configuration alone: none takes a part from timm or the hub."""
 
 
 @dataclass

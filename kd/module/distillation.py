@@ -112,7 +112,7 @@ class DistillationModule(Inference):
 
     @property
     def teacher(self) -> RunTeacher | None:
-        """The run's teacher; validation asks it, whatever answers in training."""
+        """The run's teacher; validation runs it, whatever answers in training."""
         return self.distillation.teacher
 
     @property
@@ -192,7 +192,7 @@ class DistillationModule(Inference):
             self.compiled = compile_chosen(self, choose_compilation(self, self.data, live))
 
     def teardown(self, stage: str) -> None:
-        """A user's own model is again as it was given, but for its weights; Lightning leaves these on the CPU."""
+        """Puts a user's own model back as it was given, except its weights, which Lightning leaves on the CPU."""
         self._exchange_given()
 
     def _exchange_given(self) -> None:
@@ -202,8 +202,8 @@ class DistillationModule(Inference):
             self.student.given.exchange()
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
-        """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
-        ``teacher`` as before. It is no submodule, so it is neither saved nor trained.
+        """Makes ``teacher`` (or a cache before it; None: no teacher) answer in training from now on; validation runs the
+        module's ``teacher`` as before. What answers is no submodule, so it is neither saved nor trained.
 
         May be called between epochs. What the loaders do for a cache (repeat its views, read its pixels) stays as it is:
         :mod:`kd.fit_to_machine` sets that where it chooses the teacher.

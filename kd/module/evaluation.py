@@ -122,8 +122,8 @@ class Validation:
     def with_known(self, batch: Batch) -> Batch:
         """A validation batch with ``decided``, what the teacher decided on its pictures before, where that is known.
 
-        Pictures of another split have the same numbers, so it must not get a batch of theirs. Called while the batch
-        is on the host, as :attr:`known` is; :meth:`add` calls it again for a batch that came otherwise.
+        Not for batches of another split, whose pictures have the same numbers. Called while the batch is on the host, as
+        :attr:`known` is; :meth:`add` calls it again for a batch that came otherwise.
         """
         if self.known is None or "index" not in batch or "decided" in batch:
             return batch

@@ -175,8 +175,8 @@ class Resume:
         Args:
             trainer: with one optimizer, and its schedule.
             data: its position says how many epochs and samples of the next one were seen, so that another batch size or
-                number of processes goes on at the same share of the schedule. Where it has none, the checkpoint's step of
-                the schedule stays.
+                number of processes continues at the same share of the schedule. Where the data has no position, the
+                checkpoint's step of the schedule stays.
         """
         if self.optim_before is None:
             return

@@ -26,8 +26,8 @@ def settle_once(
     losses, from the sample.
     Every process must call it.
 
-    A teacher whose weights the processes share answers only where all ask: then each computes, and takes over the first
-    one's tensors.
+    A teacher in shards (``is_shared_out``) answers only where all processes run it together: then each process settles
+    the losses, and takes over the first one's tensors afterwards.
 
     Args:
         trainer: of the run.

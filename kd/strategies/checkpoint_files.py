@@ -102,7 +102,7 @@ def fail_together(strategy: Strategy) -> None:
     def save_checkpoint(
         checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """As Lightning's; every process must call it.
+        """Saves as Lightning does; every process must call it, and each fails where one of them can't save.
 
         Raises:
             Exception: this process can't save, for whatever reason.

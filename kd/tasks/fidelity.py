@@ -152,7 +152,7 @@ class Fidelity:
     def _compare(self, batch: _Batch) -> None:
         """Adds a batch to agreement, KL(teacher || student) in nats and outcomes.
 
-        Agreement and KL count pictures without a label too, of pixels those of a known class alone; outcomes count what has
+        Agreement and KL also count pictures without a label, but no pixels of an unknown class. Outcomes count only what has
         a known truth.
         """
         counted = batch.known

@@ -188,8 +188,8 @@ class Regression(Task):
     def compute(self) -> dict[str, Tensor]:
         """``r2``, the mean over the targets, and ``mae`` and ``rmse`` in units: scalars.
 
-        Of several targets each has its own, with its name behind: ``r2_fat``, ``mae_fat``, ``rmse_fat``. {} where no process
-        has a batch.
+        Of several targets each also has its own ``r2``, and only its own ``mae`` and ``rmse``: ``r2_fat``, ``mae_fat``,
+        ``rmse_fat``. {} where no process has a batch.
         """
         errors: Any = super().compute().get("errors")
         if errors is None:
