@@ -110,6 +110,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, empty: ``tmp_path / "cache"``."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def hand_clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     """What the test measures is measured by a clock that only ``time.sleep`` moves; no wait for a core counts."""
     monkeypatch.setattr("kd.clock.Clock._ready_ms", lambda self: 0.0)

@@ -112,10 +112,9 @@ def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: Printed
 
 
 def test_the_table_says_when_clean_deletes_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, prints: Command
+    tmp_path: Path, capsys: Printed, prints: Command, own_cache: Path
 ) -> None:
     """One rule: what the table calls ``now`` is what ``clean`` lists, by age and by whose folder it is."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     tiny = tmp_path / "runs" / "tiny"
     for name, days in {"new": 0, "days": 4.5, "old": 30}.items():
         run = made_at(tiny / name, days=days)

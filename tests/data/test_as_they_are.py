@@ -283,11 +283,8 @@ def test_copies_among_pictures_that_are_held_out_are_counted_and_taken(tmp_path:
         data = DistillationDataModule(ImageFolder(str(root / "train")), img_size=32)
 
 
-def test_a_note_of_millions_of_pictures_is_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_of_millions_of_pictures_is_read_back(tmp_path: Path, own_cache: Path) -> None:
     """With 20 bytes a picture it is larger than most files that are read whole may be."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     split = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1))).load("train")
     scan(split, "train")
     (note,) = (tmp_path / "cache" / "scans").glob("*.json")

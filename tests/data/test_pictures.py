@@ -224,9 +224,8 @@ def test_of_several_processes_one_looks(folder: Path, monkeypatch: pytest.Monkey
     "content", ["", "{}", "[]", "3", '{"999": "x"}', '{"a": 1}', '{"0": ', '{"-1": "x"}', "null"]
 )
 def test_a_damaged_note_of_an_earlier_look_is_written_anew(
-    folder: Path, tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, content: str, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     (folder / "train" / "apple" / "bit.png").write_bytes(DAMAGED["bit.png"])
     for _ in range(2):
         data = module(folder, on_bad_image="skip")

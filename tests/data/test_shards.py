@@ -214,13 +214,8 @@ def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, refusal: Command) ->
 
 
 def test_from_an_object_store(
-    recipe: Path,
-    s3: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Command,
+    recipe: Path, s3: str, tmp_path: Path, refusal: Command, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = packed(recipe, f"{s3}/mini")
     folder, remote = run(recipe), run(recipe, *source, "data.num_workers=2")
     assert losses(folder) == losses(remote)
@@ -241,10 +236,9 @@ def read_all(url: str, backwards: bool, out: Any) -> None:
 
 
 def test_shards_come_whole_through_faults_and_once_for_all_processes(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     """Errors, cut connections and slow answers, while two processes read the same pack."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.01)
     split = source.load("train")
@@ -273,9 +267,8 @@ def test_shards_come_whole_through_faults_and_once_for_all_processes(
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_copy_of_a_shard_that_has_changed_is_fetched_once_more(
-    damage: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
     pack(source.load("train"), source.classes, f"{s3}/{damage}", "train")
     picture = Shards(f"{s3}/{damage}").load("train").read(0)
@@ -295,9 +288,8 @@ def test_a_copy_of_a_shard_that_has_changed_is_fetched_once_more(
 
 
 def test_a_store_that_stays_away_ends_in_a_line(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
     source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
     pack(source.load("train"), source.classes, f"{s3}/gone", "train")
@@ -357,10 +349,8 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
 
 
 def test_a_teachers_checkpoint_from_an_object_store(
-    recipe: Path, teacher: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    refusal: Command,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    recipe: Path, teacher: Path, s3: str, tmp_path: Path, refusal: Command, own_cache: Path
+) -> None:
     files, path = file_system(f"{s3}/teacher.safetensors")
     files.put_file(str(teacher), path)
     here, there = run(recipe), run(recipe, f"model.teacher.checkpoint={s3}/teacher.safetensors")

@@ -232,12 +232,11 @@ def test_what_if(two_runs: Path, prints: Command, refusal) -> None:
 
 # -- on and off from outside -------------------------------------------------------------------------------------------
 def test_words_reach_a_training_whose_run_is_in_an_object_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+    monkeypatch: pytest.MonkeyPatch, refusal, own_cache: Path
 ) -> None:
     """``kd-report FOLDER --set kernels=2`` on the machine that trains; the store is refused."""
     url = "memory://foreign/mine/a"
     monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     watch = kd.Monitor(url, rules_every_s=0)
     folder = watch.phases.watched._folder
 
@@ -269,10 +268,9 @@ def test_words_reach_a_training_whose_run_is_in_an_object_store(
     ("http://127.0.0.1:9/runs/mine/a", "http://127.0.0.1:9/runs can't be written: "),
 ])  # fmt: skip
 def test_a_wrong_place_is_told_by_the_argument_that_gave_it(
-    place: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, message: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     """Who calls ``kd.Monitor`` has typed no ``runs_dir``."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(objects, "PAUSE_S", 0.0)
     with pytest.raises(UserError) as error:
         trainer_with(kd.Monitor(place)).fit(Classifier(), loader())

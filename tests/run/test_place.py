@@ -77,8 +77,7 @@ class Runs:
 
 
 @pytest.fixture()
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> Runs:
     monkeypatch.setattr(
         "kd.storage.checkpoints.damage", lambda file: ""
     )  # what a whole checkpoint holds needs torch

@@ -420,13 +420,9 @@ def test_latest_of_elsewhere_names_no_path(copied: Path, refused: Command) -> No
 
 
 def test_a_bucket_writes_below_the_cache_alone(
-    copied: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Command,
+    copied: Path, tmp_path: Path, refused: Command, own_cache: Path
 ) -> None:
     pytest.importorskip("fsspec")
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     recipe = copied.parent.as_uri()
     for name in ("../../victim", "..", ".hidden", "a/b", "/etc"):
         (copied.parent / "latest").write_text(name)

@@ -24,9 +24,8 @@ from tests._helpers import refuses
 
 
 @pytest.fixture
-def recipe_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def recipe_in_store(own_cache: Path) -> Iterator[str]:
     """URL of a recipe's runs with one run, 000, which ``latest`` names."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     url = "memory://urls/tiny"
     files, path = file_system(url)
     files.pipe_file(f"{path}/000/config.yaml", b"recipe: tiny\n")

@@ -101,9 +101,8 @@ def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path:
 
 
 @pytest.fixture()
-def filled(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def filled(pictures: Path, tmp_path: Path, own_cache: Path) -> tuple[Path, Path]:
     """A recipe without a teacher, and the folder that a file with the right answers has filled for it."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     return fill_from_file(pictures, tmp_path)
 
 
@@ -194,10 +193,9 @@ def test_a_run_learns_from_a_file(
 
 
 def test_the_curve_of_a_cascade_reads_stored_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, own_cache: Path
 ) -> None:
     """Without milliseconds: stored answers can't be timed."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     data = draw_folder(tmp_path / "data", train=4, val=2)
     shutil.copytree(draw_folder(tmp_path / "more", train=1, val=30) / "val", data / "test")
     recipe, folder = fill_from_file(data, tmp_path)

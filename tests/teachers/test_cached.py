@@ -495,12 +495,8 @@ def test_a_stale_cache_is_refused_before_the_start_is_fitted(
 
 
 def test_missing_answers_are_said_with_the_settings_that_differ(
-    recipe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal,
+    recipe: Path, refusal, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     words = ["model.teacher.cache_views=2", "trainer.precision=32-true", "trainer.max_epochs=1"]
     run(recipe, *words, "model.teacher.cache=on")
     only = [f"recipe={recipe}", *words, "model.teacher.cache=only"]

@@ -131,10 +131,9 @@ def test_a_run_learns_from_what_it_has_answered(
     endpoint: Any,
     pictures: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    own_cache: Path,
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "chat.yaml", pictures, None, model__distill_losses=losses)
     fill = [f"recipe={recipe}", f"from={endpoint.url}", "from.views=1", "from.model=eyes"]

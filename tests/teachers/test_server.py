@@ -144,11 +144,8 @@ ALL = 2 * 48 + 16
 
 
 @pytest.fixture()
-def filling(
-    server: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
+def filling(server: Any, pictures: Path, tmp_path: Path, own_cache: Path) -> list[str]:
     """The command line that asks the server for two views of 48 pictures, and for the 16 of the validation."""
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     losses_ = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "asking.yaml", pictures, None, model__distill_losses=losses_)
     return [f"recipe={recipe}", f"from={server.url}", "from.views=2"]
@@ -256,11 +253,10 @@ def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(
 
 
 def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
-    finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, recipe: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     """Bit for bit: the same views in batches of the same size, float32 over the loopback, the rounding of one cache."""
     pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     checkpoint = f"model.teacher.checkpoint={finished.parents[2] / 'teacher.safetensors'}"
     common = ["data.img_size=40", "data.batch_size=16", "trainer.precision=32-true"]
     local = run(

@@ -80,9 +80,8 @@ def test_a_journals_values_are_the_searchs_own() -> None:
 
 
 def test_a_confirmation_takes_no_run_that_was_not_begun_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     planted, own = tmp_path / "planted", tmp_path / "own"
     for folder in (planted, own):
         folder.mkdir()
