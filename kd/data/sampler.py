@@ -227,8 +227,8 @@ class TrainBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         """The keys (index, view) of each batch of this process; an epoch that was broken off begins at ``resume_at``.
 
-        Samples that don't fill a batch of all processes are left out. Each process draws the whole order and takes its
-        share.
+        With ``repeats`` they are those of epoch 0. Samples that don't fill a batch of all processes are left out. Each
+        process draws the whole order and takes its share.
         """
         shown_epoch = 0
         if not self.repeats:

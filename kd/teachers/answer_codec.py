@@ -27,7 +27,7 @@ INDEX_TYPES = {2**16: torch.uint16, 2**31: torch.int32}
 
 
 def half(values: Tensor) -> Tensor:
-    """Float16, with values beyond +-65,504 kept as that."""
+    """Float16; values beyond +-65,504 become +-65,504, not infinite."""
     largest = torch.finfo(torch.float16).max
     return values.clamp(-largest, largest).half()
 
@@ -182,6 +182,7 @@ class TopK(Codec):
         return {**super().describe(), "temperatures": list(self.temperatures)}
 
     def _to_columns(self, x: Tensor) -> Sequence[Tensor]:
+        """The tails, the classes of the k largest logits, these relative to the largest; of a map also the largest."""
         values, classes = x.topk(self.k, dim=1)
         largest = values[:, :1]
         # log of the others' mass at each temperature t, relative to the largest: log sum exp((z_c - z_max) / t)
@@ -196,6 +197,7 @@ class TopK(Codec):
         return columns
 
     def _from_columns(self, *columns: Tensor) -> Tensor | TopKLogits:
+        """The k largest logits, relative to the largest, with classes and tails; of a map all logits ``(N, C, h, w)``."""
         tails, classes, values, *largest = columns
         classes = classes.long()
         values = values.float()

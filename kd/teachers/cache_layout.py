@@ -43,7 +43,7 @@ class Layout:
     """
 
     def __init__(self, data: DistillationDataModule) -> None:
-        """Describes the data's pictures and views, as they go into fingerprints."""
+        """Describes the data's pictures and views, as they go into fingerprints; the pictures are checked once."""
         self.data = data
         self.samples = data.info.train
         self.classes = data.info.classes

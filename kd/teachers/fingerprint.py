@@ -81,7 +81,7 @@ def eval_view_of(data: DistillationDataModule) -> dict[str, Any]:
 
 
 def pictures_of(data: DistillationDataModule, split: str = "train") -> dict[str, Any]:
-    """The part ``data`` of a split: how many pictures, and a digest of their keys."""
+    """The part ``data`` of a split: how many pictures, and a digest of their keys; the pictures are checked once."""
     return {
         "pictures": len(data.split(split).targets),
         "content": data.splits.facts(split).content,

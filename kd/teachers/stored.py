@@ -213,14 +213,14 @@ class StoredAnswers(RunTeacher):
 def attach_answers(
     teacher: RunTeacher | None, data: DistillationDataModule, split: str = "val"
 ) -> None:
-    """Gives teachers that are stored answers those to a run's pictures; other teachers are left as they are.
+    """Opens the answers to a run's pictures for each teacher that is a :class:`StoredAnswers`; others are left as they are.
 
     Each process of a run calls it when the run is built; ``kd-eval`` calls it for the split that it measures.
 
     Args:
         teacher: of a run, or several; None: nothing is done.
         data: of the run.
-        split: whose batches name no view. ``val``: the training pictures' are found as well.
+        split: its batches name no view. ``val``: the answers to the training pictures are found as well.
 
     Raises:
         UserError: as of :meth:`StoredAnswers.attach`.

@@ -125,7 +125,7 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(table.data, image_column, Column(found.ids), self.path)
 
     def _rows(self, split: str) -> HubRows:
-        """A split of the data set.
+        """The rows of a split and their labels; loaded once. A note says where a column ``split`` is not read.
 
         Raises:
             UserError: it can't be loaded, lacks a column, or has rows of several labels.

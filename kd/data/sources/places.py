@@ -174,7 +174,7 @@ def folder_here(root: str, key: str) -> str:
 def pictures_here(files: Iterable[str], key: str) -> list[str]:
     """The paths of pictures on this disk, in order: of a URL that of its copy, which is fetched as by :func:`folder_here`.
 
-    One that the store does not have has no file.
+    A picture that the store does not have gets the path that its copy would have.
 
     Args:
         files: paths and URLs.

@@ -202,7 +202,8 @@ def shards_at(place: str, key: str) -> list[str]:
     :func:`~kd.storage.elsewhere.matching`.
 
     Raises:
-        UserError: none, a missing file, a URL, or a folder with shards whose names mean several splits.
+        UserError: no tar files, a missing one, a URL, or a folder with shards whose names mean several splits, or for
+            ``data.source.train`` another split.
     """
     if is_url(place) or place.startswith("pipe:"):
         raise UserError(
@@ -311,7 +312,7 @@ def _label(content: bytes, field: str, where: str) -> str:
     """A sample's label from the member that has it, "" for an empty one; ``field``: of JSON.
 
     Raises:
-        UserError: it is no text, no JSON, has no such field, or one of several labels; names ``where``.
+        UserError: it is no text, no JSON, has no such field, or holds a list or an object; names ``where``.
     """
     try:
         found: Any = content.decode().strip()
