@@ -406,7 +406,7 @@ def _patches_of(
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:
-    """Why the student can't start from the teacher's layers; empty if it can."""
+    """Why a student's ``model`` can't start from a teacher's layers; "" if it can."""
     if teacher.closed:
         return f"the teacher {teacher.closed}"
     from kd.distill.inherit import check_pair

@@ -63,8 +63,8 @@ def groups_in(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np
 
 # -- which pictures --------------------------------------------------------------------------------------------------
 def usual_split(splits: Splits) -> str:
-    """The split that certifies where none was named: ``test`` where the source has one with other pictures than ``val``,
-    else ``val``; also where listing them fails.
+    """The split that best measures on new pictures: ``test`` where the source has one with other pictures than ``val``, else
+    ``val``; also where listing them fails.
     """
     with suppress(UserError, OSError):
         if not splits.source.has("test"):

@@ -50,7 +50,7 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
     card. What is trained already is taken; a training that was stopped resumes.
 
     Args:
-        run: that has ended; its settings count.
+        run: that has ended, now or before; its settings and what it trusts count.
         folder: of the run, with its trained student.
 
     Raises:

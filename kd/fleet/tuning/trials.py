@@ -87,7 +87,7 @@ def usable_gpus(accelerator: str) -> list[str]:
 
 
 def lock_trial(folder: Path) -> IO[str] | None:
-    """Locks a trial's folder for this search and its run; None while another process holds it.
+    """Locks a trial's folder, or one of a confirmation, for this search and its run; None while another process holds it.
 
     The lock is on the file ``owner``, which the run inherits: it holds also where the search was killed and its run
     still saves.
