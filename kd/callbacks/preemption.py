@@ -65,8 +65,8 @@ class Preemption(Closing):
 
         Args:
             last: writes the checkpoint.
-            speaks: a line says at once that a signal has come; of one process, and not of a teacher's training, which
-                another run has started.
+            speaks: whether a line reports at once that a signal has come: in one process alone, and not in the training of
+                a teacher that another run has started.
         """
         self._last = last
         self._speaks = speaks

@@ -305,7 +305,7 @@ class Preflight(Callback):
         targets: TargetCounts,
         kept: KeptLogits,
     ) -> tuple[Tensor, int]:
-        """Runs the teachers over the validation batches; the arguments after ``run`` collect what they are given.
+        """Runs the teachers over the validation batches; ``teachers``, ``targets`` and ``kept`` add up what they read.
 
         Returns:
             The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's

@@ -111,10 +111,10 @@ class RunFolder(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Has the trainer's objects write to the resumed run's folder, and points the files that the checkpoint's states of
-        ModelCheckpoints name, which Lightning may delete, to their folders here.
+        """Has the trainer's objects write to the resumed run's folder, and changes the paths in the checkpoint.
 
-        Lightning calls it before it loads these states. Most strategies do so before :meth:`on_fit_start`.
+        Its states of ModelCheckpoints name files that Lightning may delete: they then name the same files in this run's own
+        folders. Lightning calls it before it loads these states, with most strategies before :meth:`on_fit_start`.
         """
         assert self.resume is not None
         _move_paths(trainer, unclaimed(self.parent), self.resume)

@@ -119,7 +119,7 @@ class Summary(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Gives a checkpoint's metrics to :attr:`best`, and counts the time from there.
+        """Gives a checkpoint's metrics to :attr:`best`, and counts the time on from its ``wall_s``.
 
         Args:
             state_dict: as :meth:`state_dict` gives it; what is missing counts as empty, and as no time.
@@ -193,7 +193,8 @@ class Summary(Callback):
         return whole | several
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        """What the training knows of ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
+        """The content of ``summary.json`` as far as the training has it; ``kd-report``, ``kd-runs`` and ``kd-tune`` read its
+        keys.
 
         :meth:`write` adds ``error``, and :func:`kd.report.html.write_explained` verdict, findings and headline.
         ``wall_s`` is in seconds, ``step_ms_median`` in milliseconds, MB are of 2**20 bytes (in ``optimizer_state`` and

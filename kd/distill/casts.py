@@ -55,7 +55,7 @@ class AttentionInFloat32(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Calls ``func``, an attention in float32 and without autocast.
+        """Calls ``func``; where it is an attention, in float32 and without autocast.
 
         An attention of more tokens, or whose tensors are given by name (timm gives them by position), is called as it is.
         """

@@ -323,7 +323,8 @@ class Student(nn.Module):
 
     # -- without a classifier ----------------------------------------------------------------------------------------
     def _measure_features(self) -> None:
-        """Makes the metrics of its losses and features, whose width D is that of a trial forward without gradient.
+        """For a student without a classifier: makes the metrics of its losses and features, whose width D a trial forward
+        shows, and taps the final model's layers for :meth:`measure`.
 
         Raises:
             UserError: the model gives neither features nor maps.

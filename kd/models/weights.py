@@ -378,7 +378,9 @@ def names_in(content: object) -> list[str]:
 
 
 def _name_list(value: object) -> list[str]:
-    """The names of a mapping from or to numbers, or of a list; otherwise none."""
+    """Names in the order of their numbers: the keys of a mapping to numbers, the values of one from numbers, or a list as
+    it is; [] of anything else.
+    """
     if isinstance(value, Mapping):
         are_numbers = all(type(number) is int for number in value.values())
         are_names_by_number = all(str(key).isdecimal() for key in value)

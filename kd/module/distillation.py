@@ -331,8 +331,10 @@ class DistillationModule(Inference):
             seed_step(seed_of_step * 4_096 + self.global_rank, self.device)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
-        """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then the student's
-        terms.
+        """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then the student's terms.
+
+        Logs the terms where that is due (:func:`kd.module.pace.logs_now`). In an accumulation window of fewer batches the
+        returned loss is scaled up, the logged one is not.
         """
         batch = as_batch(batch)
         answer = self.distillation.answer(batch)

@@ -200,7 +200,7 @@ class DeepSpeed(DDPStrategy):
             What the closure returned.
 
         Raises:
-            RunError: the engine has left its step out, without a word, as a gradient is NaN or infinite.
+            RunError: the engine has silently left its step out, as a gradient is NaN or infinite.
         """
         assert self.lightning_module is not None
         loss = run_closure(self.precision_plugin, self.lightning_module, optimizer, closure)

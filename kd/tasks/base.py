@@ -126,7 +126,7 @@ class Task(KeepsDtype):
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """Receives the classes' names, and how many training pictures each has, ``(C,)``; None: not known.
 
-        Called once, when the student is built; the loss on the labels reads what comes of it.
+        Called once, when the student is built. A task whose loss weighs classes makes the weights here; others do nothing.
 
         Raises:
             UserError: weights that are not these classes'.

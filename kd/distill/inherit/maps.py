@@ -63,7 +63,7 @@ def channels_at(maps_NCHW: Tensor, positions: Positions) -> Tensor:
 
 
 def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> Tensor:
-    """The inputs of a layer's output at some places, ``(R, C * kh * kw)``, channel by channel of a depthwise one.
+    """The numbers that a layer reads for its output at each of R places: all channels of the pixels under its kernel.
 
     Args:
         layer: a convolution without groups or dilation, a depthwise one, or a linear layer.
@@ -71,7 +71,7 @@ def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> T
         positions: in its output's map.
 
     Returns:
-        Of a depthwise convolution ``(R, C, kh * kw)``.
+        ``(R, C * kh * kw)``; of a depthwise convolution ``(R, C, kh * kw)``, of a linear layer ``(R, C)``.
     """
     if isinstance(layer, nn.Linear):
         return channels_at(maps_NCHW, positions)
