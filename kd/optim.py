@@ -347,8 +347,8 @@ def parameter_groups(
 def _models_with(method: str, module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The outermost modules in ``module``, or itself, that have a method, each after the prefix of its parameters' names.
 
-    A method that only ``__getattr__`` finds does not count: what ``torch.compile`` returns passes on the methods of the model
-    inside it, but that model's parameters have a prefix there.
+    A method that only ``__getattr__`` finds does not count: what ``torch.compile`` returns passes on the methods of the
+    model inside it, but that model's parameters have a prefix there.
     """
     if hasattr(type(module), method) or method in vars(module):
         yield prefix, module

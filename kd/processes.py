@@ -53,8 +53,8 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 def local_processes() -> int:
     """How many processes of the training share this machine; 1 in a run of one process.
 
-    As the launcher says (``LOCAL_WORLD_SIZE``). Without that variable one is assumed for each GPU that this process sees, or,
-    without GPUs, that all processes are here; never more than the training has.
+    As the launcher says (``LOCAL_WORLD_SIZE``). Without that variable it is one for each GPU that this process sees, or,
+    without GPUs, all processes of the training; never more than the training has.
     """
     if not _together():
         return 1
