@@ -214,7 +214,7 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
     assert all((old_cache / name).exists() for name in GOES)
 
 
-def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
+def test_a_lock_belongs_to_what_it_stands_beside_and_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, prints: Command
 ) -> None:
     """The table counts what ``clean`` lists; a teacher's two locks were three teachers, none of them for cleaning."""
@@ -228,12 +228,11 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     (cache / "foodtag-mini-v1-2x2").mkdir()
     (cache / "stored" / "cloud-0123456789abcdef").mkdir(parents=True)
     (cache / "stored" / "cloud-0123456789abcdef" / "a.bin").write_bytes(b"x")
-    gone = ["teachers/gone-0123456789abcdef.lock", "foodtag-mini-v1-3x3.lock"]
     held = "teachers/held-0123456789abcdef.lock"
     beside = ["teachers/photos_teacher-0123456789abcdef.lock",
               "teachers/begun-0123456789abcdef.lock", "foodtag-mini-v1-2x2.lock",
               "stored/cloud-0123456789abcdef/.asking"]  # fmt: skip
-    for name in (*gone, *beside):
+    for name in beside:
         (cache / name).touch()
     old = time.time() - 30 * 86_400
     for path in cache.rglob("*"):
@@ -245,12 +244,11 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
         table = {row[0]: (row[1], row[4]) for row in cells if len(row) > 4}
         assert table == {
             "stored": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
-            "locks": ("2", "2 of 2"),
         }  # fmt: skip
         *lines, _ = prints("runs", ["clean", str(tmp_path)]).splitlines()
         goes = ["foodtag-mini-v1-2x2", "teachers/begun-0123456789abcdef.part"]
         listed = {line.split("  ")[0] for line in lines}
-        assert listed == {str(cache / name) for name in (*gone, *goes)}
+        assert listed == {str(cache / name) for name in goes}
         assert main("runs", ["clean", str(tmp_path), "--yes"]) == 0
         assert (cache / held).exists()
     left = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
@@ -264,7 +262,6 @@ def test_the_page_names_every_part_of_the_cache() -> None:
     for name in PARTS:
         assert {
             "foodtag": "`foodtag-mini-*`",
-            "locks": "`*.lock`",
             "unfinished": "`teachers/*.part`",
             "own_runs": "`own_runs-USER/`",
         }.get(name, f"`{name}/`") in page

@@ -17,7 +17,7 @@ from kd.errors import UserError, first_line
 from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.mirror import Mirror
-from kd.storage.writing import folder_for, guard, remove, write_text
+from kd.storage.writing import guard, remove, write_text
 
 
 @dataclass
@@ -100,7 +100,7 @@ class RunFolder(Callback):
         try:
             self.path = self.resume or self._claim()
             # loggers, profilers and callbacks write there by themselves
-            folder_for(guard(self.path))
+            guard(self.path, writes=True)
             if not self.resume:
                 self._write_settings()
         except OSError as error:

@@ -20,7 +20,7 @@ from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.storage.cache_parts import PARTS, Entry, entries_of
 from kd.storage.checkpoints import holder_of
-from kd.storage.elsewhere import mapping_in, mapping_of, number_in, text_in
+from kd.storage.elsewhere import Json, mapping_in, mapping_of
 from kd.storage.writing import remove
 
 HELP = """\
@@ -132,24 +132,30 @@ def _described(folder: Path) -> dict[str, Any]:
     is_of_kd = mapping_of(folder / "config.yaml").keys() >= OF_EVERY_RUN
 
     summary = mapping_of(folder / "summary.json")
-    metric = text_in(summary, "primary")
+    metric = str(summary.get("primary", ""))
     student = mapping_in(summary, "student")
     teacher = mapping_in(summary, "teacher")
-    verdict = text_in(mapping_in(summary, "verdict"), "text")
+    verdict = str(mapping_in(summary, "verdict").get("text", ""))
     return {
         "run": f"{folder.parent.name}/{folder.name}",
         "folder": str(folder),
-        "status": "training" if training else text_in(summary, "status", "ended early"),
+        "status": "training" if training else str(summary.get("status", "ended early")),
         "metric": metric or None,
-        "teacher": number_in(mapping_in(teacher, "val"), metric),
-        "student": number_in(mapping_in(student, "best_val") or mapping_in(student, "val"), metric),
-        "images_per_s": number_in(summary, "images_per_s"),
+        "teacher": _number(mapping_in(teacher, "val"), metric),
+        "student": _number(mapping_in(student, "best_val") or mapping_in(student, "val"), metric),
+        "images_per_s": _number(summary, "images_per_s"),
         "verdict": verdict or None,
         "limit": verdict.split(":")[0],
         "changed": max(times, default=folder.stat().st_mtime),
         "bytes": sum(status.st_size for status in files.values()),
         "safe_to_delete": is_of_kd and not has_weights and not training,
     }
+
+
+def _number(values: Json, name: str) -> float | None:
+    """A finite number of a summary; None for anything else."""
+    value = values.get(name)
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _table_of_runs(rows: list[dict[str, Any]]) -> Table:

@@ -24,7 +24,7 @@ from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
 from kd.storage.run_urls import on_disk
 from kd.storage.shown import masked
-from kd.storage.writing import folder_for, guard, write_json, write_text
+from kd.storage.writing import guard, make_folder, write_json, write_text
 
 FOLDER = "kd.Monitor: folder"
 """The argument that names the place, in messages: ``kd.Monitor("s3://bucket/name/run")``."""
@@ -114,7 +114,7 @@ class WatchedResults(Callback):
             "monitor": self.settings,
         }
         try:
-            folder_for(guard(self.folder))
+            guard(make_folder(self.folder), writes=True)
             self._follow(resumes)
             write_text(
                 self.folder / "config.yaml", yaml.safe_dump(masked(content), sort_keys=False)

@@ -16,7 +16,7 @@ from kd.storage.checkpoints import (
     LAST,
     PREVIOUS,
     check_writable,
-    damage_of_archive,
+    damage,
     holder_of,
     in_training,
     newest_whole,
@@ -137,7 +137,8 @@ def place_of(
     if resumed is not None and (resumed.url or is_url(runs_dir)):
         runs_dir = _kept_in(resumed.folder, runs_dir)
         if not resumed.url:  # the store may have more of it than this disk
-            resumed = Resumed.named(url_of(resumed.folder), together)
+            run = "/".join(resumed.folder.parts[-2:])
+            resumed = Resumed.named(f"{runs_dir.rstrip('/')}/{run}", together)
     runs = folder_of_recipe(runs_dir, config["recipe"])
     if is_rank_zero():
         check_writable(resumed.folder if resumed else runs)
@@ -188,7 +189,7 @@ def finished_before(folder: Path, trainer: Mapping[str, Any]) -> FinishedBefore 
         if limit is None or not isinstance(count, int) or not 0 < limit <= count:
             continue
         # with a damaged one, resuming continues from the checkpoint before, and writes this one anew
-        if is_done and not (last.is_file() and damage_of_archive(last)):
+        if is_done and not (last.is_file() and damage(last, loads=False)):
             done = f"kd-train: all {count} {kind} of {folder} are done"
             more = f"trainer.max_{kind}={2 * count} trains on"
             return FinishedBefore(folder, summary, f"{done}; {more}")
@@ -223,13 +224,18 @@ def _kept_in(folder: Path, runs_dir: str) -> str:
 
     Args:
         folder: of the run, on this disk.
-        runs_dir: the setting, for the message.
+        runs_dir: the setting, which counts where it is that place: it may hold a password.
 
     Raises:
         UserError: the folder is no copy of a run in a store.
     """
+    if (
+        is_url(runs_dir)
+        and on_disk(runs_dir, "runs_dir").resolve() == folder.parent.parent.resolve()
+    ):
+        return runs_dir
     url = url_of(folder)
-    if not url or on_disk(url, "resume").resolve() != folder.resolve():
+    if not url:
         raise UserError(
             f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER"
         )

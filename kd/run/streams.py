@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any, TextIO
 
 from kd.launch.cluster import is_rank_zero
-from kd.storage.shown import in_lines, without_secrets
+from kd.storage.shown import on_terminal, without_secrets
 
 HEAVY = ("torch", "onnxruntime", "openvino", "optuna")
 """Packages whose import takes a second or more."""
@@ -59,7 +59,7 @@ class Unbroken:
 
     def write(self, text: str) -> int:
         """Writes lines of text; for a reader that has gone they are dropped. Returns the number of characters given."""
-        self._write(in_lines(without_secrets(text)))
+        self._write(on_terminal(without_secrets(text), "\n\t"))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class Unbroken:
 
     def draw(self, text: str) -> None:
         """Writes a part of a drawing on a terminal, which may return to a line's start or go up a line."""
-        self._write(UP.join(in_lines(part, "\n\t\r") for part in text.split(UP)))
+        self._write(UP.join(on_terminal(part, "\n\t\r") for part in text.split(UP)))
 
     def _write(self, text: str) -> None:
         """Writes to the stream; where its reader has gone, all later output is dropped."""

@@ -3,13 +3,14 @@
 Only entries whose names are like those that kd gives are entries: ``KD_CACHE`` may be a folder with other files in it.
 """
 
-import fcntl
 import os
 import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from kd.storage.objects import STORES
 
@@ -66,7 +67,6 @@ PARTS = {
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
-    "locks": Part(rf"({FOODTAG}|{TEACHER})\.lock", "locks of what is gone", "nothing"),
     "runs": Part(
         "runs",
         "local copies of runs whose runs_dir is a URL",
@@ -104,8 +104,7 @@ class Entry:
 def entries_of(cache: Path) -> list[Entry]:
     """The entries of a cache folder; links and what kd has not named are left out.
 
-    A lock is a part of the entry that it lies beside (:attr:`Entry.locks`). Where that entry is gone, the lock is an
-    entry itself, unless a process holds it.
+    A lock is a part of the entry that it lies beside (:attr:`Entry.locks`).
 
     Args:
         cache: :func:`kd.machine.cache_dir`; it need not exist.
@@ -122,30 +121,20 @@ def entries_of(cache: Path) -> list[Entry]:
         lock = cache / f"{relative.removesuffix('.part')}.lock"
         locks = (lock,) if lock.is_file() else ()
         held = any(map(is_held, locks))
-        if name == "locks":
-            locked = path.with_suffix("")
-            if locked.exists() or Path(f"{locked}.part").exists() or is_held(path):
-                continue
         entries.append(Entry(path, name, *size_and_time(path), locks, held))
     return entries
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock's file, by ``flock``, as filelock does.
+    """Whether a process holds a lock's file; True also where that can't be known, as of a link.
 
-    True also where that can't be known, as of a missing file. A free lock is held for the moment of the question.
+    A free lock is held for the moment of the question.
     """
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+        with FileLock(lock, timeout=0):
+            return False
     except OSError:
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def size_and_time(path: Path) -> tuple[int, float]:

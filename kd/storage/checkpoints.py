@@ -16,8 +16,15 @@ from typing import IO, Any
 from weakref import WeakValueDictionary
 
 from kd.errors import UserError
-from kd.storage.elsewhere import LARGEST_WEIGHTS, packed_record, plain_name, regular, text_of
-from kd.storage.writing import appended, existing, guard, make_folder
+from kd.storage.elsewhere import (
+    LARGEST_WEIGHTS,
+    open_regular,
+    packed_record,
+    plain_name,
+    regular,
+    text_of,
+)
+from kd.storage.writing import appended, guard, make_folder
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -77,22 +84,14 @@ def claim(parent: Path) -> Path:
         raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
 
 
-def damage(path: Path) -> str:
-    """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
-    import torch  # resuming needs it anyway; the command line's other answers should not wait for it
+def damage(path: Path, loads: bool = True) -> str:
+    """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all.
 
-    of_archive = damage_of_archive(path)
-    if of_archive:
-        return of_archive
-    try:
-        torch.load(path, map_location="meta", mmap=True, weights_only=True)
-    except Exception as error:
-        return _in_short(error)
-    return ""
-
-
-def damage_of_archive(path: Path) -> str:
-    """What is wrong by the records' checksums, in a few words, "" for nothing; reads the whole file, imports no torch."""
+    Args:
+        path: of the file.
+        loads: whether torch must be able to load it, too; False: its records' checksums count alone, and torch is not
+            imported.
+    """
     try:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
@@ -101,16 +100,15 @@ def damage_of_archive(path: Path) -> str:
             if packed:
                 return packed
             damaged_record = archive.testzip()
+            if damaged_record:
+                return f"wrong checksum of {damaged_record}"
+        if loads:
+            import torch
+
+            torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except Exception as error:  # there are many ways to say that bytes make no sense
-        return _in_short(error)
-    if damaged_record:
-        return f"wrong checksum of {damaged_record}"
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return ""
-
-
-def _in_short(error: Exception) -> str:
-    """An error's kind and text, in at most some 180 characters."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
@@ -143,16 +141,15 @@ def run_folder(path: Path) -> Path:
         UserError: what ``latest`` holds is no plain name of a folder.
     """
     is_latest = path.name == "latest"
-    if is_latest and path.is_symlink():
-        target = str(path.readlink())
-        return path.parent / plain_name(target, str(path))
-    if is_latest and path.is_file():
-        text = text_of(path, errors="replace")
-        return path.parent / plain_name(text.strip(), str(path))
     if path.is_symlink():
         target = str(path.readlink())
-        return path.parent / target
-    return path
+    elif is_latest and path.is_file():
+        target = text_of(path, errors="replace").strip()
+    else:
+        return path
+    if is_latest:
+        plain_name(target, str(path))
+    return path.parent / target
 
 
 LOCK = ".lock"
@@ -206,9 +203,9 @@ def holder_of(folder: Path) -> str:
     if mine is not None and not mine.closed:
         return _this_process()
 
-    with suppress(OSError), existing(folder / LOCK) as file:
+    with suppress(OSError), open_regular(folder / LOCK) as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return file.read(LONGEST_HOLDER).decode(errors="replace").strip() or "another process"
     return ""

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -138,12 +139,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """The picture turned by its EXIF orientation; damaged EXIF is ignored."""
-    if orientation(image) == 1:
-        return image  # which Pillow would copy
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:
-        return image
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def orientation(image: Image.Image) -> int:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,12 +38,12 @@ LARGEST_WEIGHTS = 128 * 2**30
 """Bytes of a teacher's weights, of its answers in one file, or of a training checkpoint."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
-LARGEST_NUMBER = 1e100  # of what a run has measured: sums and squares of it are finite
 NODES = 100_000  # of YAML, each alias counted as what it stands for
 TEXT_OF_A_VALUE = 50
-"""Characters of YAML's text that count as a value more: a long one behind many aliases would be written out for each."""
+"""Characters of a YAML value and its dotted key that count as a value more: a long one behind many aliases would be written
+out for each, and a long key for each value below it."""
 LONGEST_NAME = 1000
-"""Characters of a dotted name: of a setting, or of a tensor in nested mappings."""
+"""Characters of a tensor's dotted name in nested mappings."""
 LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
 LONGEST_NUMBER = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 100}
 """Characters of a number in YAML: the time for numbers to the base of 60 grows with the square of their length, and that
@@ -72,19 +72,12 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document, with each alias counted as what it stands for.
-
-        Raises:
-            ComposerError: more than :data:`NODES` values, or a dotted key of more than :data:`LONGEST_NAME` characters.
-        """
+        """The document, each alias counted as what it stands for; a ComposerError for more than :data:`NODES` values."""
         root = super().get_single_node()
         count = 0
         waiting = [] if root is None else [(root, 0)]  # with the characters of its dotted key
         while waiting:
             node, above = waiting.pop()
-            if above > LONGEST_NAME:
-                problem = f"a dotted key has more than {LONGEST_NAME} characters"
-                raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
             inner = []
             if isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
@@ -92,7 +85,7 @@ class BoundedLoader(yaml.SafeLoader):
             elif isinstance(node, yaml.SequenceNode):
                 inner = [(value, above) for value in node.value]
             else:
-                count += len(node.value) // TEXT_OF_A_VALUE
+                count += (above + len(node.value)) // TEXT_OF_A_VALUE
             count += len(inner)
             _check_count(count)
             waiting += inner
@@ -130,14 +123,20 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
         raise ValueError("a tag is on a value of another kind") from error
 
 
-def json_of(text: str | bytes | bytearray) -> Any:
+def json_of(
+    text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Json] | None = None
+) -> Any:
     """Plain values from JSON.
+
+    Args:
+        text: the whole document.
+        pairs: makes each object of its names and values; None: a dict.
 
     Raises:
         ValueError: not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -207,12 +206,7 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
 
 def too_large(file: str | Path, size: int, largest: int) -> RefusedFile:
     """The error of a file of ``size`` bytes, of which at most ``largest`` are read."""
-    allowed = f"{largest} bytes"
-    for unit, bytes_of_unit in (("GB", 2**30), ("MB", 2**20)):
-        if largest >= bytes_of_unit:
-            allowed = f"{largest // bytes_of_unit} {unit}"
-            break
-    return refused_file(file, f"has {size:,} bytes, at most {allowed} are read")
+    return refused_file(file, f"has {size:,} bytes, at most {largest / 2**20:,.6g} MB are read")
 
 
 def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
@@ -256,13 +250,7 @@ def packed_record(file: str | Path | IO[bytes]) -> str:
 def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
     """The content of a regular file of at most ``largest`` bytes; errors as :func:`open_regular` raises them."""
     with open_regular(file, largest) as opened:
-        try:
-            data = opened.read(largest + 1)  # one more: has it grown?
-        except MemoryError as error:
-            size = os.fstat(opened.fileno()).st_size
-            raise refused_file(
-                file, f"has {size:,} bytes, more than there is memory for"
-            ) from error
+        data = opened.read(largest + 1)  # one more: has it grown?
     if len(data) > largest:
         raise too_large(file, len(data), largest)
     return data
@@ -308,23 +296,6 @@ def mapping_in(tree: Mapping[str, Any], name: str) -> Json:
     """What a name maps to in values from a file; empty where that is no mapping."""
     value = tree.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def text_in(tree: Mapping[str, Any], name: str, default: str = "") -> str:
-    """The text of a name in values from a file; ``default`` where it has none."""
-    value = tree.get(name)
-    if isinstance(value, str):
-        return value
-    return default
-
-
-def number_in(tree: Mapping[str, Any], name: str) -> float | None:
-    """The number of a name in values from a file; None where it has none, NaN, or one of a size of
-    :data:`LARGEST_NUMBER` or more. A truth value is no number.
-    """
-    value = tree.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < LARGEST_NUMBER else None  # type: ignore[arg-type]
 
 
 def number_of(text: str) -> float:

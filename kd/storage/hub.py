@@ -67,14 +67,10 @@ def check_dataset(path: str, key: str) -> None:
 
 def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
-    given = os.environ.get("HF_DATASETS_CACHE")
-    home = Path(given or f"{constants.HF_HOME}/datasets")
-    hub = Path(constants.HF_HUB_CACHE)
-    names = [entry.name for entry in home.glob("*")]
-    for entry in hub.glob("datasets--*"):
-        name = entry.name.removeprefix("datasets--")
-        names.append(name)
-    return _letters(path) in map(_letters, names)
+    home = Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
+    entries = [*home.glob("*"), *Path(constants.HF_HUB_CACHE).glob("datasets--*")]
+    names = {_letters(entry.name.removeprefix("datasets--")) for entry in entries}
+    return _letters(path) in names
 
 
 def _letters(name: str) -> str:
@@ -114,17 +110,15 @@ def _reachable(address: str) -> bool:
     times as long, and the search for the name has no limit. So the attempt has a thread of its own, which is left
     behind when the time is up.
     """
-    answered = threading.Event()
-    over = threading.Event()
+    answers = []
 
     def attempt() -> None:
-        """In the thread: sets ``answered`` for any answer, whatever its status, and ``over`` in any case."""
+        """In the thread: takes any answer, whatever its status."""
         # the hub's client is httpx or requests, each with errors of its own
         with suppress(Exception):
-            huggingface_hub.get_session().head(address, timeout=WAIT_S)
-            answered.set()
-        over.set()
+            answers.append(huggingface_hub.get_session().head(address, timeout=WAIT_S))
 
-    threading.Thread(target=attempt, name="hub", daemon=True).start()
-    over.wait(WAIT_S)
-    return answered.is_set()
+    thread = threading.Thread(target=attempt, name="hub", daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return bool(answers)

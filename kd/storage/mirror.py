@@ -1,8 +1,6 @@
 """A run's folder in an object store (``runs_dir=s3://...``): written on this disk, put there after each checkpoint."""
 
 import math
-import os
-import socket
 import sys
 import threading
 import time
@@ -13,9 +11,9 @@ from pathlib import Path
 
 from kd.errors import first_line
 from kd.storage.checkpoints import PREVIOUS
-from kd.storage.objects import file_system, in_one_line, put_whole, small_file, tried
-from kd.storage.run_urls import CLAIM, LATEST, keep_notes, notes_in, state_here
-from kd.storage.writing import second_name
+from kd.storage.objects import file_system, in_one_line, mark_copy, put_whole, small_file, tried
+from kd.storage.run_urls import CLAIM, LATEST, OWNER, owner_in
+from kd.storage.writing import second_name, write_text
 
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
@@ -47,15 +45,12 @@ class Mirror:
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, key)
         self.owner = uuid.uuid4().hex
-        self.sent_bytes = 0
-        self.sent_files = 0
         self._sent: dict[str, tuple[int, int]] = {}
         """Size and time of each file of the run, as it was sent."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = ""  # why nothing more is sent
-        self._reported: set[str] = set()  # problems, in words
-        probe = f"{self.root}/.kd-{socket.gethostname()}-{os.getpid()}"
+        probe = f"{self.root}/.kd-{self.owner}"
         with in_one_line(f"{key}: {self.url} can't be written"):
             tried(lambda: self.files.pipe_file(probe, b""), "no file can be written there")
         with suppress(Exception):  # who may write may not be allowed to delete
@@ -71,12 +66,8 @@ class Mirror:
         path = f"{self.root}/{recipe}/{name}"
         if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
             raise FileExistsError(path)
-        try:
-            self.files.pipe_file(f"{path}/{CLAIM}", self.owner.encode(), mode="create")
-        except OSError:
-            raise
-        except Exception as error:  # the object stores' clients raise many kinds
-            raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
+        write = partial(self.files.pipe_file, f"{path}/{CLAIM}", self.owner.encode())
+        tried(partial(write, mode="create"), f"{self.url} can't be written")
 
     def follow(self, folder: Path, *beside: Path) -> None:
         """Becomes the run's owner in the store, and starts the thread that uploads; a second call changes nothing.
@@ -84,26 +75,27 @@ class Mirror:
         Args:
             folder: of the run, ``RECIPE/NAME``: these two name it in the store.
             beside: files next to it that belong to it, sent once (a job's marker).
+
+        Raises:
+            OSError: the store can't be written.
         """
         if self._thread is not None:
             return
         self.folder = folder
-        recipe = folder.parent.name
-        self.place = f"{recipe}/{folder.name}"
-        self.run_url = f"{self.url}/{self.place}"
-        self._notes = notes_in(folder, self.run_url)
+        recipe = f"{self.root}/{folder.parent.name}"
+        self.run_url = f"{self.url}/{folder.parent.name}/{folder.name}"
         # the same as before in a folder that has sent: a start that is killed here changes nothing
-        self.owner = self._notes.owner or self.owner
-        self._notes.owner = self.owner
-        keep_notes(folder, self._notes)
+        self.owner = owner_in(folder) or self.owner
+        write_text(folder / OWNER, self.owner)
         # once: of two runs at the same time, the newer one is the latest
-        self._beside = {
-            f"{self.place}/{CLAIM}": self.owner.encode(),
-            f"{recipe}/latest": f"{folder.name}\n".encode(),
+        contents = {
+            f"{folder.name}/{CLAIM}": self.owner.encode(),
+            "latest": f"{folder.name}\n".encode(),
         }
-        for file in beside:
-            if file.is_file():
-                self._beside[f"{recipe}/{file.name}"] = file.read_bytes()
+        contents |= {file.name: file.read_bytes() for file in beside if file.is_file()}
+        for name, content in contents.items():
+            write = partial(self.files.pipe_file, f"{recipe}/{name}", content)
+            tried(write, f"{self.url} can't be written")
         self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
         self._thread.start()
 
@@ -125,18 +117,18 @@ class Mirror:
             left = f"{self.run_url} lacks the last files: {first_line(error)}"
             print(f"{self.key}: {left}{more}", file=sys.stderr)
             return False
-        sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
         resume = f"; kd-train resume={self.run_url}" if self.of_kd else ""
-        print(f"uploaded: {self.run_url} ({sent}){resume}", flush=True)
+        print(f"uploaded: {self.run_url}{resume}", flush=True)
         return True
 
     def _run(self) -> None:
         """The thread: sends all that has changed when there is a new checkpoint, else every :data:`WHOLE_S` seconds.
 
-        Each problem is reported once.
+        A problem that stays is reported once.
         """
         # the first time at once: who asks for the run from outside finds its settings
         sent_at = -math.inf
+        reported = ""
         while not self._end.wait(EVERY_S):
             try:
                 new = any(name.startswith("checkpoints/") for name in self._changed())
@@ -145,8 +137,8 @@ class Mirror:
                     self._send()
             except Exception as error:  # the thread must survive it
                 problem = first_line(error)
-                if problem not in self._reported:
-                    self._reported.add(problem)
+                if problem != reported:
+                    reported = problem
                     then = "" if self._lost else "; the upload is tried again"
                     print(f"{self.key}: warning: {problem}{then}", file=sys.stderr)
 
@@ -166,23 +158,18 @@ class Mirror:
             if is_left_out or path.is_symlink() or not path.is_file():
                 continue
             with suppress(OSError):  # gone, or replaced at this moment
-                state = state_here(path)
+                state = _state_of(path)
                 if self._sent.get(name) != state:
                     states[name] = state
         return dict(sorted(states.items(), key=lambda item: (item[0] == LATEST, item[0])))
 
     def _send(self) -> None:
-        """Uploads the files that have changed since they were last sent; the first time also the owner's name, ``latest``
-        and those beside.
+        """Uploads the files that have changed since they were last sent.
 
         Raises:
             OSError: a file can't be sent; those before it count as sent. Or another machine trains the same run: then
                 each later call raises it too.
         """
-        for name, data in self._beside.items():
-            write = partial(self.files.pipe_file, f"{self.root}/{name}", data)
-            tried(write, f"{self.url}: {name} can't be written")
-        self._beside = {}
         changed = self._changed()
         self._check_owner()
         last = self.folder / ".last"  # training may replace last.ckpt while the others are sent
@@ -191,16 +178,15 @@ class Mirror:
         for name, state in changed.items():
             if name == LATEST:
                 self._check_owner()
-                self._notes.there = self._upload(last, name, state)
-                self._notes.last = state
-                keep_notes(self.folder, self._notes)
+                mark_copy(last, self._upload(last, name, state))
+                self._sent[name] = _state_of(last)
                 last.unlink()
                 continue
             file = self.folder / name
             try:
                 self._upload(file, name, state)
             except OSError:  # a file that has changed or gone meanwhile is left for the next time
-                if file.is_file() and state_here(file) == state:
+                if file.is_file() and _state_of(file) == state:
                     raise
 
     def _upload(self, file: Path, name: str, state: tuple[int, int]) -> str:
@@ -209,9 +195,6 @@ class Mirror:
         """
         there = put_whole(file, f"{self.run_url}/{name}", self.key)
         self._sent[name] = state
-        size, _ = state
-        self.sent_bytes += size
-        self.sent_files += 1
         return there
 
     def _check_owner(self) -> None:
@@ -221,3 +204,9 @@ class Mirror:
             self._lost = f"{self.run_url}: another machine trains there; nothing more is sent from {self.folder}"
         if self._lost:
             raise OSError(self._lost)
+
+
+def _state_of(file: Path) -> tuple[int, int]:
+    """Size of a file of this disk in bytes, and the time of its last change in nanoseconds; an OSError without it."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

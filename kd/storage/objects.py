@@ -77,15 +77,13 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
         from fsspec.utils import get_protocol
     except ImportError as error:
         raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
-    if "::" in url:
-        raise UserError(f"{key}: must be the URL of one place, got {url}")
-    if get_protocol(url) not in STORES:  # of a path: file
+    if "::" in url or get_protocol(url) not in STORES:  # of a path: file
         raise UserError(f"{key}: must be a URL of {', '.join(STORES)}, got {url[:200]}")
     try:
         return fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise UserError(f"{key}: {url}: {error}; s3 {needs_extra('stream')}") from error
-    except Exception as error:  # the object stores' clients raise many kinds
+    except (
+        Exception
+    ) as error:  # the object stores' clients raise many kinds; ImportError names a package
         raise UserError(f"{key}: {url} can't be opened: {first_line(error)}") from error
 
 
@@ -97,13 +95,13 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
         what: went wrong where all fail, for the message.
 
     Raises:
-        FileNotFoundError: no such file: another try would change nothing.
+        FileNotFoundError: no such file: another try would change nothing. Likewise a FileExistsError.
         OSError: all have failed; the message names ``what`` and the last reason.
     """
     for number in range(TRIES):
         try:
             return attempt()
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             raise
         except Exception as error:  # the object stores' clients raise many kinds
             if number == TRIES - 1:
@@ -208,7 +206,7 @@ def fetch(url: str, folder: Path, states: Mapping[str, str], key: str) -> None:
                 raise OSError(f"received {part.stat().st_size} of {size} bytes")
 
         tried(attempt, f"{url}/{name} can't be fetched to {file.parent}")
-        os.utime(part, (time.time(), _time_of(wanted[name])))
+        mark_copy(part, wanted[name])
         part.replace(file)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -222,6 +220,16 @@ def is_copy(file: Path, state: str) -> bool:
     except OSError:
         return False
     return (status.st_size, int(status.st_mtime)) == (size_in(state), _time_of(state))
+
+
+def mark_copy(file: Path, state: str) -> None:
+    """Makes a file here, which has the content of one in a store, the copy of its state there (:func:`is_copy`)."""
+    os.utime(file, (time.time(), _time_of(state)))
+
+
+def is_own(file: Path) -> bool:
+    """Whether a file of this disk was written here, and is the copy of none that was ever in a store."""
+    return file.exists() and file.stat().st_mtime >= TIMES
 
 
 def _time_of(state: str) -> int:
@@ -289,7 +297,7 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
         ``SIZE-HASH`` (:func:`state_of_object`) by name relative to the folder; {} where there is no such folder.
 
     Raises:
-        UserError: it can't be listed, or the list has no sizes (a web server's).
+        UserError: it can't be listed, as on a web server.
     """
     files, path = file_system(url, key)
     if url.startswith(("http://", "https://")):
@@ -311,8 +319,6 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
     for full_name, info in infos.items():
         if len(full_name) <= start or full_name.endswith("/"):  # the folder, or one in it
             continue
-        if info.get("size") is None:
-            raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
         states[full_name[start:]] = state_of_object(info)
     return states
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
 from kd.errors import UserError
+from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
 from kd.storage.elsewhere import text_of
 from kd.storage.objects import (
@@ -16,6 +16,8 @@ from kd.storage.objects import (
     fetch,
     files_below,
     in_one_line,
+    is_copy,
+    is_own,
     is_url,
     name_in,
     small_file,
@@ -27,9 +29,9 @@ from kd.storage.writing import guard, make_folder, write_text
 RUN_FILES = ("config.yaml", "summary.json", "student.safetensors")
 """Files of which a run's folder has one at least."""
 MOST_FILES = 100_000  # of a run in a store
-KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
+OWNER, LATEST = ".owner", f"checkpoints/{LAST}"
 CLAIM = ".claimed"
-"""In a run's folder in the store: the file that takes the run's name, and holds the owner (:class:`Notes`)."""
+"""In a run's folder in the store: the file that takes the run's name, and holds the owner (:func:`owner_in`)."""
 
 
 def on_disk(place: str, key: str) -> Path:
@@ -110,16 +112,11 @@ def finished_at(place: str, *needed: str) -> Path:
 
 def latest_hint(folder: Path) -> str:
     """The end of a message about a folder of runs that was named as a run: its latest finished run; "" without one."""
-    students = [
-        file
-        for pattern in ("*/student.safetensors", "*/*/student.safetensors")
-        for file in folder.glob(pattern)
-        if not (file.parent.is_symlink() or file.parent.parent.is_symlink())
-    ]
+    students = [*folder.glob("*/student.safetensors"), *folder.glob("*/*/student.safetensors")]
     if not students:
         return ""
-    latest = max(students, key=lambda file: (file.stat().st_mtime, str(file)))
-    return f"; the latest finished run in it is {latest.parent}"
+    latest = max(students, key=lambda file: file.stat().st_mtime)
+    return f"; the latest finished run in it is {latest.resolve().parent}"
 
 
 def folder_of_runs(place: str, command: str) -> Path:
@@ -138,8 +135,12 @@ def folder_of_runs(place: str, command: str) -> Path:
 
 
 def url_of(folder: Path) -> str:
-    """URL of the copy of a run's folder, by the notes in the folder (:class:`Notes`); "" for a run without a copy."""
-    return notes_in(folder).url
+    """The URL of the run of which a folder in the cache is the copy, without a password; "" for any other folder."""
+    home = (cache_dir() / "runs").resolve()
+    place = folder.resolve()
+    if not place.is_relative_to(home):
+        return ""
+    return place.relative_to(home).as_posix().replace("/", "://", 1)
 
 
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
@@ -169,41 +170,14 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         marker.unlink(missing_ok=True)
 
 
-class Notes(BaseModel):
-    """What is known of a run's copy in a store, kept in the run's folder (:data:`KEPT`)."""
-
-    model_config = ConfigDict(strict=True)
-
-    url: str = ""
-    """Of the run there; "" without a copy."""
-    owner: str = ""
-    """Names this folder in the store while its run is the one that is sent there; "" before it has sent anything."""
-    last: tuple[int, int] | None = None
-    """:func:`state_here` of the last checkpoint when it was the same there."""
-    there: str = ""
-    """Its state in the store then (:func:`~kd.storage.objects.state_of_object`)."""
-
-
-def notes_in(folder: Path, url: str = "") -> Notes:
-    """The notes in a run's folder; damaged ones, and those of another place than ``url`` (if given), count as none."""
+def owner_in(folder: Path) -> str:
+    """The name that a run's folder has in the store while its run is the one that is sent there; "" before it has sent
+    anything.
+    """
     try:
-        notes = Notes.model_validate_json(text_of(folder / KEPT))
+        return text_of(folder / OWNER)
     except (OSError, ValueError):
-        notes = Notes()
-    if url not in ("", notes.url):
-        return Notes(url=url)
-    return notes
-
-
-def keep_notes(folder: Path, notes: Notes) -> None:
-    """Writes the notes into a run's folder."""
-    write_text(folder / KEPT, notes.model_dump_json())
-
-
-def state_here(file: Path) -> tuple[int, int]:
-    """Size of a file of this disk in bytes, and the time of its last change in nanoseconds; an OSError without it."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
+        return ""
 
 
 def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = False) -> Path:
@@ -235,13 +209,15 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
     with in_one_line(f"{key}: {url} can't be fetched"):
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
-            notes = notes_in(folder, url)
-            is_ours = _is_ours(there, notes)
+            is_ours = _is_ours(url, folder, there)
             if checkpoints and together:
                 for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
                     (folder / name).unlink(missing_ok=True)
-            elif checkpoints and LATEST in there and not is_ours:
-                _check_unchanged(folder, notes, key)
+            elif checkpoints and LATEST in there and not is_ours and is_own(folder / LATEST):
+                raise UserError(
+                    f"{key}: the run has continued both in {folder} and, from another machine, in {url}; remove the "
+                    "folder to resume from there"
+                )
             wanted = {}
             for name, state in there.items():
                 is_hidden = name.rpartition("/")[2].startswith(".")
@@ -254,29 +230,17 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
                     f"{key}: {url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
                 )
             fetch(url, folder, wanted, key)
-            if LATEST in wanted:
-                notes.last, notes.there = state_here(folder / LATEST), there[LATEST]
-            keep_notes(folder, notes)
     return folder
 
 
-def _is_ours(there: Mapping[str, str], notes: Notes) -> bool:
+def _is_ours(url: str, folder: Path, there: Mapping[str, str]) -> bool:
     """Whether no other machine has sent a checkpoint since this folder had the same: then all that is here is as new.
 
     Args:
+        url: of the run.
+        folder: its copy here.
         there: states of the run's files in the store, by name.
-        notes: of the folder.
     """
-    if LATEST in there and there[LATEST] == notes.there:
+    if LATEST in there and is_copy(folder / LATEST, there[LATEST]):
         return True
-    return CLAIM in there and small_file(f"{notes.url}/{CLAIM}").decode() == notes.owner
-
-
-def _check_unchanged(folder: Path, notes: Notes, key: str) -> None:
-    """Refuses a run that another machine has continued, where this folder has a checkpoint that was never sent."""
-    with suppress(FileNotFoundError):
-        if state_here(folder / LATEST) != notes.last:
-            raise UserError(
-                f"{key}: the run has continued both in {folder} and, from another machine, in {notes.url}; remove "
-                "the folder to resume from there"
-            )
+    return CLAIM in there and small_file(f"{url}/{CLAIM}").decode() == owner_in(folder)

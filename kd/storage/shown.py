@@ -92,31 +92,22 @@ def without_secrets(text: str) -> str:
     return _IN_QUERY.sub(rf"\1{HIDDEN}", text) if "://" in text else text
 
 
-def on_terminal(text: str) -> str:
+def on_terminal(text: str, allowed: str = "") -> str:
     r"""A name or a message as any terminal takes it: what would move its cursor or turn its text is escaped.
 
-    That includes ends of lines and tabs (:func:`in_lines` keeps them): the result is one line.
+    That includes ends of lines and tabs, unless they are ``allowed``: the result is one line.
 
     >>> on_terminal("cat\x1b[2J.jpg") == "cat" + chr(92) + "x1b[2J.jpg"
     True
     """
+    if text.isprintable():
+        return text
     letters = []
     for letter in text:
-        if unicodedata.category(letter) in INVISIBLE:
+        if letter not in allowed and unicodedata.category(letter) in INVISIBLE:
             letter = letter.encode("unicode_escape", "surrogatepass").decode("ascii")
         letters.append(letter)
     return "".join(letters)
-
-
-def in_lines(text: str, allowed: str = "\n\t") -> str:
-    r"""Text of several lines as any terminal takes it: :func:`on_terminal` of all but the letters ``allowed``.
-
-    >>> in_lines("a" + chr(27) + "[2J" + chr(10) + "b") == "a" + chr(92) + "x1b[2J" + chr(10) + "b"
-    True
-    """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter in allowed else on_terminal(letter) for letter in text)
 
 
 def in_markdown(text: str) -> str:

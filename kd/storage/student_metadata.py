@@ -18,17 +18,11 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from typing_extensions import TypedDict
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, open_regular
 from kd.storage.weights_files import read_metadata
-
-
-def _printable(text: str) -> str:
-    """The text itself; a ValueError for one with control characters."""
-    if not text.isprintable():
-        raise ValueError("has control characters")
-    return text
 
 
 def _with_class_count(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -38,20 +32,19 @@ def _with_class_count(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def _made(value: dict[str, Any]) -> dict[str, Any]:
-    """A class with its arguments, or {}, for a class whose arguments no file can hold; a ValueError for anything else."""
-    path = value.get("class_path")
-    is_class = (
-        isinstance(path, str) and path.isprintable() and isinstance(value.get("init_args"), dict)
-    )
-    if value and not is_class:
-        raise ValueError("must be class_path and init_args")
-    return value
+Name = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]
+"""Text without control characters and ends of lines."""
 
 
-Name = Annotated[str, AfterValidator(_printable)]
-Made = Annotated[dict[str, Any], AfterValidator(_made)]
-"""``class_path`` and ``init_args`` of an object."""
+class MadeObject(TypedDict):
+    """A class with its arguments."""
+
+    class_path: Name
+    init_args: dict[str, Any]
+
+
+Unknown = Annotated[dict[str, Any], Field(max_length=0)]
+"""{}, for a class whose arguments no file can hold."""
 Side = Annotated[int, Field(gt=0)]
 """Pixels."""
 Facts = dict[str, list[float | None]]
@@ -78,9 +71,9 @@ class StudentMetadata(BaseModel):
     """Of each channel, for values in 0..1; empty where kd does not prepare the pictures."""
     std: list[float] = []
     """Likewise."""
-    task: Made | None = None
+    task: MadeObject | Unknown | None = None
     """What its answers mean; None: classes."""
-    builder: Made | None = None
+    builder: MadeObject | Unknown | None = None
     """Of a model that timm has not built."""
     facts: Facts = {}
     has_own_form: bool = Field(False, alias="dense")

@@ -30,7 +30,7 @@ WEIGHTS = (".safetensors", ".ckpt")
 """Endings of files that may have a second name (:func:`second_name`): nothing writes into them, they are replaced."""
 
 
-def guard(folder: Path, within: Path | None = None) -> Path:
+def guard(folder: Path, within: Path | None = None, writes: bool = False) -> Path:
     """Checks what a run's folder holds, when it is opened. Returns ``folder`` as it was given.
 
     Each process calls it, before it reads or writes anything in the folder. A folder that does not exist passes, and so
@@ -39,6 +39,8 @@ def guard(folder: Path, within: Path | None = None) -> Path:
     Args:
         folder: of a run, or of a search.
         within: a folder above it, from which no link may lead to it; None: links to the folder are the user's.
+        writes: whether libraries will write into its files: each but weights that has a second name is replaced by a copy
+            (:func:`file_for`).
 
     Raises:
         RefusedFile: names the first link that leads out of the folder, pipe, socket or device, or folder with a file's
@@ -53,9 +55,10 @@ def guard(folder: Path, within: Path | None = None) -> Path:
         for name in (*folders, *files):
             path = Path(place, name)
             try:
-                mode = path.lstat().st_mode
+                status = path.lstat()
             except FileNotFoundError:  # a run that trains replaces its files
                 continue
+            mode = status.st_mode
             if stat.S_ISLNK(mode):
                 if not Path(os.path.realpath(path)).is_relative_to(root):
                     raise _link(path)
@@ -66,6 +69,8 @@ def guard(folder: Path, within: Path | None = None) -> Path:
                 raise refused_file(
                     path, f"is {kind_of(mode)}; a run's folder has only files and folders"
                 )
+            elif writes and status.st_nlink > 1 and path.suffix not in WEIGHTS:
+                file_for(path)
     return folder
 
 
@@ -87,9 +92,9 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = next(place for place in (path, *path.parents) if os.path.lexists(place))
-        kind = kind_of(file.lstat().st_mode)
-        raise refused_file(file, f"is {kind}; a folder must be there") from error
+        raise refused_file(
+            path, "a file has the place of this folder, or of one above it"
+        ) from error
     return path
 
 
@@ -172,18 +177,6 @@ def appended(path: Path) -> IO[str]:
     return open(file_for(path), "a+", encoding="utf-8", opener=_without_link)
 
 
-def existing(path: Path) -> IO[bytes]:
-    """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else.
-
-    For locks, which need a file that can be written. Unbuffered, at its beginning; a link is refused.
-    """
-    handle = _without_link(path, os.O_RDWR | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise refused_file(path, "is no regular file")
-    return os.fdopen(handle, "r+b", buffering=0)
-
-
 def _without_link(path: str | Path, flags: int) -> int:
     """The descriptor of a file that is no link; opening never waits for a pipe's other end."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -214,18 +207,6 @@ def _copy(file: Path, to: Path, largest: int) -> None:
     """Writes a copy of a regular file of at most ``largest`` bytes, whole or not at all."""
     with open_regular(file, largest) as old:
         write_whole(to, lambda new: shutil.copyfileobj(old, new))
-
-
-def folder_for(path: Path) -> Path:
-    """A folder of files into which libraries write: made, and below it no file but weights has a second name.
-
-    Files are replaced by a copy as of :func:`file_for`; links that :func:`guard` lets pass stay. Returns the path.
-    """
-    for file in make_folder(path).rglob("*"):
-        status = file.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and file.suffix not in WEIGHTS:
-            file_for(file)
-    return path
 
 
 def move(path: Path, to: Path) -> None:

@@ -242,7 +242,7 @@ def test_mistakes_by_url_are_told_in_a_line(
             "data.source.root: s3://no-such-bucket/x: no pictures below it",
         ),
         (ImageFolder(f"{s3}/none"), "data.source.root: s3://food/none: no pictures below it"),
-        (Pictures(f"zip://x::{s3}/a.zip"), "must be the URL of one place"),
+        (Pictures(f"zip://x::{s3}/a.zip"), "must be a URL of s3, "),
         (Pictures("nix://x"), "data.source.root: must be a URL of s3"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: s3://food/no: no pictures below it"),
         (

@@ -108,7 +108,7 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
 
 def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with refuses("run: can't be written: is a file; a folder must be there"):
+    with refuses("run: can't be written: a file has the place of this folder, or"):
         trained(tmp_path / "run", Classifier(), loader(2))
 
 

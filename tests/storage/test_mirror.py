@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import kd
 from kd.cli import main, train_main
 from kd.storage.mirror import Mirror
-from kd.storage.objects import file_system
-from kd.storage.run_urls import CLAIM, fetched_run, keep_notes, notes_in, on_disk, state_here
+from kd.storage.objects import file_system, files_below, is_copy, mark_copy
+from kd.storage.run_urls import CLAIM, fetched_run, on_disk
 from tests._faults import Faults, before
 from tests._forks import free_port, run_ranks, start, status_of
 from tests._helpers import Command, refuses
@@ -53,7 +53,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
         train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"])
         == 143
     )
-    assert f"uploaded: {url}/tiny/000 (" in capsys.readouterr().out
+    assert f"uploaded: {url}/tiny/000; kd-train resume={url}/tiny/000" in capsys.readouterr().out
     assert {"tiny/latest", "tiny/000/config.yaml", "tiny/000/checkpoints/last.ckpt"} <= names(url)
     assert not any(name.endswith((".part", "/.lock")) for name in names(url))
     shutil.rmtree(tmp_path / "machine")
@@ -199,14 +199,13 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
         train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
     )
     here, last = on_disk(url, "runs_dir"), "checkpoints/last.ckpt"
-    notes = notes_in(here, url)
-    assert notes.last == state_here(here / last)
-    keep_notes(here, notes.model_copy(update={"last": None, "there": ""}))
+    assert is_copy(here / last, files_below(url, "x")[last])
+    newer = (here / last).read_bytes()
+    (here / last).write_bytes(newer)  # another time of change
     for _ in range(2):
-        newer = (here / last).read_bytes()
-        (here / last).write_bytes(newer)  # another time of change
         assert fetched_run(url, "resume") == here
-        assert (here / last).read_bytes() == newer and notes_in(here).last is None
+        assert (here / last).read_bytes() == newer
+        assert not is_copy(here / last, files_below(url, "x")[last])
     assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
     files, path = file_system(url)
     assert files.cat_file(f"{path}/{last}") == (here / last).read_bytes()
@@ -217,7 +216,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
     (here / last).write_bytes(b"never sent")
     with refuses("resume: .*the run has continued both in"):
         fetched_run(url, "resume")
-    keep_notes(here, notes.model_copy(update={"last": state_here(here / last), "there": ""}))
+    mark_copy(here / last, "5-123456789abcdef0")  # as it was sent, before the other machine
     assert (fetched_run(url, "resume") / last).read_bytes() == b"theirs"
 
 

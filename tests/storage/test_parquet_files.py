@@ -82,7 +82,7 @@ def test_classes_that_take_all_memory_are_refused(told: object, tmp_path: Path) 
 
     table = pa.table({"l": [0]}).replace_schema_metadata({"huggingface": json.dumps(told)})
     parquet.write_table(table, tmp_path / "x.parquet")
-    with refuses("x.parquet: .*must be <= 65536"):
+    with refuses("x.parquet: .*must be <= 99999"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -95,12 +95,12 @@ def test_a_table_that_unfolds_is_refused(tmp_path: Path) -> None:
     with parquet.ParquetWriter(tmp_path / "x.parquet", schema) as file:
         for _ in range(200):  # 200 million rows in some kB
             file.write_table(pa.table({"x": column}, schema=schema))
-    with refuses("x.parquet: unfolds to 1,600,000,000 bytes, at most"):
+    with refuses("x.parquet: .* unfolds to 1,600,000,000 bytes, at most"):
         check_parquet(tmp_path / "x.parquet")
-    with refuses("x.parquet: unfolds"):
+    with refuses("x.parquet: .* unfolds"):
         HuggingFace(str(tmp_path)).load("train")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with refuses("x.parquet: is no parquet file"):
+    with refuses("x.parquet: can't be read as parquet"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -125,7 +125,7 @@ def test_a_table_of_some_bytes_that_unfolds_is_refused(kind: str, tmp_path: Path
         for _ in range(times):
             file.write_table(table)
     assert (tmp_path / "x.parquet").stat().st_size < 2**19
-    with refuses(r"x.parquet: (unfolds to|its texts are DELTA_BYTE_ARRAY)"):
+    with refuses(r"x.parquet: .* (it unfolds to|its texts are DELTA_BYTE_ARRAY)"):
         check_parquet(tmp_path / "x.parquet")
 
 
@@ -142,5 +142,5 @@ def test_a_table_whose_dictionary_unfolds_is_refused(kind: str, tmp_path: Path) 
         column = pa.ListArray.from_arrays(pa.array(range(2001)), column)
     parquet.write_table(pa.table({"x": column}), tmp_path / "x.parquet", store_schema=False)
     assert (tmp_path / "x.parquet").stat().st_size < 2**19
-    with refuses("x.parquet: unfolds to 2,097,152,000 bytes, at most"):
+    with refuses("x.parquet: .* unfolds to 2,097,152,000 bytes, at most"):
         check_parquet(tmp_path / "x.parquet")

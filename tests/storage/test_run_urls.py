@@ -10,13 +10,11 @@ import pytest
 
 from kd.storage.objects import file_system
 from kd.storage.run_urls import (
-    KEPT,
-    Notes,
     fetched_run,
     folder_of_recipe,
-    notes_in,
     on_disk,
     run_at,
+    url_of,
 )
 from kd.storage.weights_files import weights_file
 from scripts import house
@@ -89,11 +87,10 @@ def test_checkpoints_that_are_not_fetched_need_no_room(
         fetched_run(f"{recipe_in_store}/000", "resume")
 
 
-@pytest.mark.parametrize(
-    "notes",
-    ["no JSON", "[]", '{"url": 5}', '{"url": "s3://a", "last": []}', '{"url": "s3://a", "last": [5, null]}'],
-)  # fmt: skip
-def test_damaged_notes_count_as_none(notes: str, tmp_path: Path) -> None:
-    (tmp_path / KEPT).write_text(notes)
-    assert notes_in(tmp_path) == Notes()
-    assert notes_in(tmp_path, "s3://b") == Notes(url="s3://b")
+def test_the_url_of_a_copy_is_what_its_place_in_the_cache_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    for url in ("s3://bucket/runs/tiny/000", "memory://runs/tiny/000"):
+        assert url_of(on_disk(url, "x")) == url
+    assert url_of(tmp_path / "teachers" / "x") == url_of(Path("runs/tiny/000")) == ""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kd.errors import UserError, needs_extra, plain
 from kd.fleet.tuning.space import Space, suggest
 from kd.storage.elsewhere import LARGEST_LOG, json_of, mapping_in, text_of
-from kd.storage.writing import existing, file_for
+from kd.storage.writing import file_for
 
 try:
     import optuna
@@ -206,7 +206,7 @@ class _WholeLines(JournalFileSymlinkLock):
         Called by Optuna before it appends to the journal. Returns what Optuna's lock does: True.
         """
         acquired = super().acquire()
-        with existing(Path(self._lock_target_file)) as file:
+        with Path(self._lock_target_file).open("r+b") as file:
             end = file.seek(0, os.SEEK_END)
             if end == 0:
                 return acquired
