@@ -158,7 +158,7 @@ class RunFolder(Callback):
     def follow(self) -> None:
         """Begins to mirror the folder to the object store, where ``runs_dir`` is one; unless it has."""
         if self.mirror and self.path:
-            self.mirror.follow(self.path, *([self.marker] if self.marker else []))
+            self.mirror.follow(self.path, *([self.marker.name] if self.marker else []))
 
     def _claim(self) -> Path:
         """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs.

@@ -1,5 +1,6 @@
 """What the LightningModule does without gradients: forward, prediction, validation, test."""
 
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -12,7 +13,7 @@ from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.lightning_internals import trainer_of
 from kd.module.evaluation import Validation, ValidationLogits
-from kd.storage.tensors import TorchFile, read_checkpoint
+from kd.storage.tensors import read_checkpoint
 
 
 class Inference(LightningModule):
@@ -26,7 +27,7 @@ class Inference(LightningModule):
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls,
-        checkpoint_path: TorchFile,
+        checkpoint_path: str | Path,
         map_location: torch.device | str | None = None,
         *,
         strict: bool = True,
@@ -38,7 +39,7 @@ class Inference(LightningModule):
         its ``hyper_parameters``. The file runs no code.
 
         Args:
-            checkpoint_path: the checkpoint, or an open file.
+            checkpoint_path: the checkpoint.
             map_location: the device to put the module on; default: where the arguments have it.
             strict: whether the names of the weights must be exactly those of the module.
             **arguments: of the class's constructor (``student``, ``teacher``, ...), as no model or loss is in the file.

@@ -131,7 +131,7 @@ class WatchedResults(Callback):
         """
         if not is_url(self.place):
             return
-        self._mirror = Mirror(_runs_of(self.place), FOLDER, of_kd=False)
+        self._mirror = Mirror(_runs_of(self.place), FOLDER)
         if not resumes:
             try:
                 self._mirror.claim(self.folder.parent.name, self.folder.name)

@@ -29,16 +29,13 @@ def _bounded() -> type[tarfile.TarInfo]:
     class Bounded(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Bounded":
-            """One header, as ``tarfile`` reads it; too many or too large extensions, or a negative size, raise
-            ReadError.
-            """
+            """One header, as ``tarfile`` reads it; too many or too large extensions raise ReadError."""
             nonlocal in_a_row
             header = super().frombuf(buf, encoding, errors)
             in_a_row = in_a_row + 1 if header.type in EXTENSIONS else 0
             # ReadError: the library takes a HeaderError after the first member for the end of the archive
-            if header.size < 0:
-                raise tarfile.ReadError("a member's size is negative")
-            if in_a_row and (in_a_row > MOST_EXTENSIONS or header.size > MAX_EXTENSION):
+            is_small = 0 <= header.size <= MAX_EXTENSION
+            if in_a_row and (in_a_row > MOST_EXTENSIONS or not is_small):
                 raise tarfile.ReadError(
                     f"more than {MOST_EXTENSIONS} headers or {MAX_EXTENSION} bytes name one member"
                 )
@@ -73,8 +70,8 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[ta
     except (*OF_AN_ARCHIVE, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        plain, hint = ("", "") if compressed else ("plain ", "; a compressed one must be unpacked")
-        raise UserError(f"{start} is not a {plain}tar file ({error}){hint}") from error
+        kind = "a tar" if compressed else "an uncompressed tar"
+        raise UserError(f"{start} is not {kind} file ({error})") from error
 
 
 def members_of(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -10,6 +10,7 @@ import socket
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -37,10 +38,7 @@ def student_weights_in(state: Mapping[str, Any]) -> dict[str, Any]:
             average; all other names are passed over. {} where it has no such names.
     """
     for prefix in ("student.average.module.", "student.model."):
-        weights = {}
-        for key, value in state.items():
-            if str(key).startswith(prefix):
-                weights[key.removeprefix(prefix)] = value
+        weights = {k[len(prefix) :]: v for k, v in state.items() if str(k).startswith(prefix)}
         if weights:
             return weights
     return {}
@@ -73,13 +71,12 @@ def claim(parent: Path) -> Path:
     try:
         make_folder(guard(parent, within=parent.parent))
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
-        number = max(numbers, default=-1) + 1
-        while True:
+        for number in count(max(numbers, default=-1) + 1):
             folder = parent / f"{number:03d}"
             with suppress(FileExistsError):
                 folder.mkdir()
-                return folder
-            number += 1
+                break
+        return folder
     except OSError as error:
         raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
 

@@ -40,10 +40,7 @@ def parse(text: str) -> dict[str, Any]:
             elif key == "nvtx":
                 command["nvtx"] = {"on": True, "off": False}[value]
             else:
-                if key == "interval":
-                    number = float(value)
-                else:
-                    number = int(value)
+                number = float(value) if key == "interval" else int(value)
                 if not LEAST[key] <= number < float("inf"):
                     raise ValueError
                 command[key] = number

@@ -17,8 +17,6 @@ LEAST_BOUND = 64
 """Scaling a picture may take the pixels of so many views, however low ``max_pixels`` is."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")
 """Formats that are read; EPS would start Ghostscript."""
-TRUNCATED = ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
-"""Words in Pillow's messages about a file that ends too early."""
 
 
 class BadPicture(RuntimeError):
@@ -165,10 +163,7 @@ def bad_picture_of(error: Exception) -> BadPicture:
         return TooLarge("it has more pixels than data.max_pixels")
     if isinstance(error, MemoryError):
         return TooLarge("its pixels need more memory than there is")
-    text = first_line(error)
-    if any(words in text for words in TRUNCATED):
-        return BadPicture("it is truncated")
-    return BadPicture(f"its data is damaged ({text[:80]})")
+    return BadPicture(f"its data is damaged ({first_line(error)[:80]})")
 
 
 # Pillow's warnings: what matters is in the error

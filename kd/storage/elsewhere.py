@@ -5,7 +5,6 @@ and a file that only claims a size takes the memory of one that has it. :mod:`kd
 writing, :mod:`kd.run.trust` limits the code that files name.
 """
 
-import codecs
 import errno
 import glob
 import io
@@ -15,7 +14,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,20 +122,14 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
         raise ValueError("a tag is on a value of another kind") from error
 
 
-def json_of(
-    text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Json] | None = None
-) -> Any:
+def json_of(text: str | bytes | bytearray) -> Any:
     """Plain values from JSON.
-
-    Args:
-        text: the whole document.
-        pairs: makes each object of its names and values; None: a dict.
 
     Raises:
         ValueError: not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -165,22 +158,10 @@ def kind_of(mode: int) -> str:
 def open_regular(file: str | Path, largest: int = LARGEST) -> io.BufferedReader:
     """Opens a file to read: a regular one (a link to one is followed) of at most ``largest`` bytes.
 
+    Opening never waits, for a pipe's other end for example.
+
     Raises:
         RefusedFile: it is a pipe, a device, a socket, a folder, or larger; a UserError of one line.
-        OSError: it does not exist, or can't be opened.
-    """
-    return io.BufferedReader(io.FileIO(open_descriptor(file, largest)))
-
-
-def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
-    """A file descriptor of a regular file, opened for reading; the caller closes it.
-
-    Args:
-        file: its path; a link is followed. Opening never waits, for a pipe's other end for example.
-        largest: bytes; a larger file is refused.
-
-    Raises:
-        RefusedFile: another kind of file, or a larger one; an OSError and a UserError.
         OSError: it does not exist, or can't be opened.
     """
     try:
@@ -198,7 +179,7 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
             raise refused_file(file, f"is {kind_of(status.st_mode)}; only a regular file is read")
         if status.st_size > largest:
             raise too_large(file, status.st_size, largest)
-        return descriptor
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
@@ -218,12 +199,9 @@ def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
     return file
 
 
-def packed_record(file: str | Path | IO[bytes]) -> str:
+def packed_record(file: Path) -> str:
     """What is wrong with a zip archive that may unpack to more than its own size: a record is compressed (torch writes none,
     but unpacks any size), or records overlap (the same bytes are read for each).
-
-    Args:
-        file: its path, or the open file, which is not at its beginning afterwards.
 
     Returns:
         The end of a sentence about the file; "" where nothing is wrong, and for what is no zip archive.
@@ -250,10 +228,7 @@ def packed_record(file: str | Path | IO[bytes]) -> str:
 def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
     """The content of a regular file of at most ``largest`` bytes; errors as :func:`open_regular` raises them."""
     with open_regular(file, largest) as opened:
-        data = opened.read(largest + 1)  # one more: has it grown?
-    if len(data) > largest:
-        raise too_large(file, len(data), largest)
-    return data
+        return opened.read()
 
 
 def lines_of(file: str | Path, largest: int = LARGEST) -> IO[str]:
@@ -270,14 +245,14 @@ def regular_files(folder: Path) -> None:
 
     Folders in it are not searched. Errors as of :func:`regular`, of the first file that is refused.
     """
-    for file in folder.iterdir() if folder.is_dir() else ():
+    for file in folder.glob("*"):
         if not file.is_dir():
             regular(file)
 
 
 def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") -> str:
     """The UTF-8 text of a regular file; a byte-order mark is left out, a ValueError for other encodings."""
-    return bytes_of(file, largest).removeprefix(codecs.BOM_UTF8).decode(errors=errors)
+    return bytes_of(file, largest).decode("utf-8-sig", errors)
 
 
 def mapping_of(file: Path) -> Json:
@@ -300,10 +275,7 @@ def mapping_in(tree: Mapping[str, Any], name: str) -> Json:
 
 def number_of(text: str) -> float:
     """The number of a table's field, NaN where it is empty or ``nan``; a ValueError for anything else, or infinity."""
-    if text.strip():
-        value = float(text)
-    else:
-        value = math.nan
+    value = float(text.strip() or "nan")
     if math.isinf(value):
         raise ValueError(text)
     return value
@@ -330,12 +302,9 @@ def matching(pattern: str) -> list[str]:
 
 def _folders_below(folder: str) -> Iterator[str]:
     """A folder and all folders in it that are neither hidden nor links; ``""`` is the present one."""
-    yield folder
-    names = glob.glob("*/", root_dir=folder or None)  # noqa: PTH207 - of texts
-    for name in names:
-        inner = os.path.join(folder, name.rstrip("/"))  # noqa: PTH118 - likewise
-        if not os.path.islink(inner):  # noqa: PTH114 - likewise
-            yield from _folders_below(inner)
+    for place, names, _ in os.walk(folder or "."):
+        names[:] = [name for name in names if not name.startswith(".")]
+        yield place if folder else place[2:]
 
 
 def plain_name(name: str, where: str) -> str:
@@ -367,9 +336,6 @@ def inside(folder: Path, name: str, where: str) -> Path:
         UserError: it leads out of the folder, also through links, names the folder itself, or holds a NUL.
     """
     file = folder / name
-    names_a_file = "\0" not in name and file != folder and file.name != ".."
-    root = folder.resolve()
-    if not names_a_file or not file.resolve().is_relative_to(root):
-        shown = name[:200]
-        raise UserError(f"{where}: '{shown}' leads out of {folder}")
+    if "\0" in name or folder.resolve() not in file.resolve().parents:
+        raise UserError(f"{where}: '{name[:200]}' leads out of {folder}")
     return file

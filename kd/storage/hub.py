@@ -1,7 +1,6 @@
 """The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
 
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,16 +65,11 @@ def check_dataset(path: str, key: str) -> None:
 
 
 def _is_cached(path: str) -> bool:
-    """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
+    """Whether ``datasets`` or the hub's client may hold a data set of this name."""
     home = Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
-    entries = [*home.glob("*"), *Path(constants.HF_HUB_CACHE).glob("datasets--*")]
-    names = {_letters(entry.name.removeprefix("datasets--")) for entry in entries}
-    return _letters(path) in names
-
-
-def _letters(name: str) -> str:
-    """A name's letters and digits in lower case."""
-    return re.sub(r"[\W_]+", "", name.lower())
+    folder = Path(constants.HF_HUB_CACHE, f"datasets--{path.replace('/', '--')}")
+    # ``datasets`` writes the set's own name in small letters, and a line before each that was large
+    return folder.exists() or any(home.glob(f"{path.partition('/')[0]}___*"))
 
 
 @contextmanager

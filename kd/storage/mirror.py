@@ -11,7 +11,14 @@ from pathlib import Path
 
 from kd.errors import first_line
 from kd.storage.checkpoints import PREVIOUS
-from kd.storage.objects import file_system, in_one_line, mark_copy, put_whole, small_file, tried
+from kd.storage.objects import (
+    file_system,
+    in_one_line,
+    mark_copy,
+    put_whole,
+    small_file,
+    tried,
+)
 from kd.storage.run_urls import CLAIM, LATEST, OWNER, owner_in
 from kd.storage.writing import second_name, write_text
 
@@ -29,18 +36,16 @@ class Mirror:
     Args:
         url: of the folder of all runs.
         key: by which the user has given the place, for messages.
-        of_kd: whether ``kd-train`` can resume the run.
 
     Raises:
         UserError: nothing can be written there, or the URL is refused (:func:`kd.storage.objects.file_system`).
     """
 
-    def __init__(self, url: str, key: str, of_kd: bool = True) -> None:
+    def __init__(self, url: str, key: str) -> None:
         """Writes and deletes an empty file at ``url``, so that a place that can't be written is refused at the start.
 
         Arguments as of the class.
         """
-        self.of_kd = of_kd
         self.key = key
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, key)
@@ -69,12 +74,12 @@ class Mirror:
         write = partial(self.files.pipe_file, f"{path}/{CLAIM}", self.owner.encode())
         tried(partial(write, mode="create"), f"{self.url} can't be written")
 
-    def follow(self, folder: Path, *beside: Path) -> None:
+    def follow(self, folder: Path, *markers: str) -> None:
         """Becomes the run's owner in the store, and starts the thread that uploads; a second call changes nothing.
 
         Args:
             folder: of the run, ``RECIPE/NAME``: these two name it in the store.
-            beside: files next to it that belong to it, sent once (a job's marker).
+            markers: names of files beside it that name the run, as ``latest`` does.
 
         Raises:
             OSError: the store can't be written.
@@ -88,13 +93,11 @@ class Mirror:
         self.owner = owner_in(folder) or self.owner
         write_text(folder / OWNER, self.owner)
         # once: of two runs at the same time, the newer one is the latest
-        contents = {
-            f"{folder.name}/{CLAIM}": self.owner.encode(),
-            "latest": f"{folder.name}\n".encode(),
-        }
-        contents |= {file.name: file.read_bytes() for file in beside if file.is_file()}
-        for name, content in contents.items():
-            write = partial(self.files.pipe_file, f"{recipe}/{name}", content)
+        name = f"{folder.name}\n".encode()
+        contents = {f"{folder.name}/{CLAIM}": self.owner.encode()}
+        contents |= dict.fromkeys(("latest", *markers), name)
+        for file, content in contents.items():
+            write = partial(self.files.pipe_file, f"{recipe}/{file}", content)
             tried(write, f"{self.url} can't be written")
         self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
         self._thread.start()
@@ -111,14 +114,10 @@ class Mirror:
         try:
             self._send()
         except Exception as error:  # the object stores' clients raise many kinds
-            more = ""
-            if self.of_kd and not self._lost:
-                more = f"; kd-train resume={self.folder} sends them"
             left = f"{self.run_url} lacks the last files: {first_line(error)}"
-            print(f"{self.key}: {left}{more}", file=sys.stderr)
+            print(f"{self.key}: {left}; they are in {self.folder}", file=sys.stderr)
             return False
-        resume = f"; kd-train resume={self.run_url}" if self.of_kd else ""
-        print(f"uploaded: {self.run_url}{resume}", flush=True)
+        print(f"uploaded: {self.run_url}", flush=True)
         return True
 
     def _run(self) -> None:
@@ -176,26 +175,21 @@ class Mirror:
         if LATEST in changed:
             second_name(self.folder / LATEST, last)
         for name, state in changed.items():
+            file = self.folder / name
             if name == LATEST:
                 self._check_owner()
-                mark_copy(last, self._upload(last, name, state))
-                self._sent[name] = _state_of(last)
-                last.unlink()
-                continue
-            file = self.folder / name
+                file = last
             try:
-                self._upload(file, name, state)
+                there = put_whole(file, f"{self.run_url}/{name}", self.key)
             except OSError:  # a file that has changed or gone meanwhile is left for the next time
                 if file.is_file() and _state_of(file) == state:
                     raise
-
-    def _upload(self, file: Path, name: str, state: tuple[int, int]) -> str:
-        """Sends a file to the place of the run's file ``name``, which counts as sent in this state; returns and raises as
-        :func:`~kd.storage.objects.put_whole`.
-        """
-        there = put_whole(file, f"{self.run_url}/{name}", self.key)
-        self._sent[name] = state
-        return there
+                continue
+            self._sent[name] = state
+            if name == LATEST:
+                mark_copy(last, there)
+                self._sent[name] = _state_of(last)
+                last.unlink()
 
     def _check_owner(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has begun to train the run."""

@@ -7,7 +7,6 @@ thing, its state in the store (:func:`state_of_object`): a copy here has its siz
 
 import hashlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,6 @@ from kd.storage.shown import HIDDEN, without_secrets
 TRIES = 6
 """A request that fails is made so often."""
 PAUSE_S = 0.2  # before the second try; doubled before each further one
-LONGEST_NAME = 1000  # bytes of a file that names a run
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
 TIMES = 10**9
 """Seconds since 1970 below which the time of a copy lies."""
@@ -48,6 +46,8 @@ FACTS_OF_CONTENT = (
 """What the file systems of :data:`STORES` call a digest of a file's content, or the time of its last change: the first
 that is there counts."""
 
+ObjectState = tuple[int, int]
+"""State of a file in a store: its size in bytes, and a time, in seconds since 1970, that stands for its content."""
 Given = TypeVar("Given")
 
 
@@ -125,18 +125,6 @@ def copy_of(url: str, key: str, kind: str = "fetched") -> Path:
     return inside(cache_dir() / kind, without_user.replace("://", "/"), key)
 
 
-@contextmanager
-def copying(key: str, url: str) -> Iterator[None]:
-    """Inside, this process alone of a machine copies folders of pictures to the cache's ``fetched``; errors become one
-    line that names the key and the URL.
-    """
-    folder = cache_dir() / "fetched"
-    with in_one_line(key, url):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            yield
-
-
 def fetched(url: str, key: str) -> Path:
     """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
 
@@ -159,82 +147,77 @@ def fetched(url: str, key: str) -> Path:
                 f"{key}: {url}: the server reports no size for it; download it and give its path"
             )
         folder, _, name = url.rpartition("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):
-            fetch(folder, file.parent, {name: state_of_object(info)}, key)
+        fetch(folder, file.parent, {name: state_of_object(info)}, key, f"{name}.lock")
     return file
 
 
-def fetch(url: str, folder: Path, states: Mapping[str, str], key: str) -> None:
+def fetch(
+    url: str, folder: Path, states: Mapping[str, ObjectState], key: str, lock: str = ".fetching"
+) -> None:
     """Makes files of a folder on this disk copies of those in a store: what is missing or differs is fetched,
-    :data:`AT_ONCE` at a time, each whole or not at all. One process at a time may call it for a folder.
+    :data:`AT_ONCE` at a time, each whole or not at all. Of several processes one fetches, the others wait.
 
     Args:
         url: of the folder in the store.
         folder: on this disk.
         states: of the files in the store, by name relative to the folder.
         key: the configuration key that named the place, for messages.
+        lock: the name of the lock's file in the folder; different files may be fetched at once by locks of their own.
 
     Raises:
         UserError: a name leads out of the folder, or the disk has no room.
         OSError: a file is not there, or all tries to fetch it have failed.
     """
-    wanted = {name: state for name, state in states.items() if not is_copy(folder / name, state)}
-    if not wanted:
-        return
     folder.mkdir(parents=True, exist_ok=True)
-    needed = sum(map(size_in, wanted.values()))
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"{key}: {url} has {needed / 1e6:,.0f} MB to fetch, {folder} has room for {free / 1e6:,.0f} MB"
-        )
-
-    def copy(name: str) -> None:
-        """Fetches one file, whole or not at all, in a thread."""
-        file = inside(folder, name, key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.part")
-        files, path = file_system(f"{url}/{name}", key)
-        size = size_in(wanted[name])
-
-        def attempt() -> None:
-            """One try: fetches the file to ``part``; raises OSError where its size differs."""
-            part.unlink(missing_ok=True)  # a link in its place would be followed
-            files.get_file(path, str(part))
-            if part.stat().st_size != size:
-                raise OSError(f"received {part.stat().st_size} of {size} bytes")
-
-        tried(attempt, f"{url}/{name} can't be fetched to {file.parent}")
-        mark_copy(part, wanted[name])
-        part.replace(file)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(copy, wanted))
+    with FileLock(folder / lock):
+        wanted = {n: state for n, state in states.items() if not is_copy(folder / n, state)}
+        needed = sum(size for size, _ in wanted.values())
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise UserError(
+                f"{key}: {url} has {needed / 1e6:,.0f} MB to fetch, {folder} has room for {free / 1e6:,.0f} MB"
+            )
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(partial(_fetch_file, url, folder, key), wanted, wanted.values()))
 
 
-def is_copy(file: Path, state: str) -> bool:
+def _fetch_file(url: str, folder: Path, key: str, name: str, state: ObjectState) -> None:
+    """Fetches one file to a folder, whole or not at all; arguments and errors as of :func:`fetch`."""
+    file = inside(folder, name, key)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    files, path = file_system(f"{url}/{name}", key)
+
+    def attempt() -> None:
+        """One try: fetches the file to ``part``; raises OSError where its size differs."""
+        part.unlink(missing_ok=True)  # a link in its place would be followed
+        files.get_file(path, str(part))
+        size = part.stat().st_size
+        if size != state[0]:
+            raise OSError(f"received {size} of {state[0]} bytes")
+
+    tried(attempt, f"{url}/{name} can't be fetched to {file.parent}")
+    mark_copy(part, state)
+    part.replace(file)
+
+
+def is_copy(file: Path, state: ObjectState) -> bool:
     """Whether a file here is the copy of one in a store that has this state, and has not changed since it was fetched."""
     try:
         status = file.stat()
     except OSError:
         return False
-    return (status.st_size, int(status.st_mtime)) == (size_in(state), _time_of(state))
+    return (status.st_size, int(status.st_mtime)) == state
 
 
-def mark_copy(file: Path, state: str) -> None:
+def mark_copy(file: Path, state: ObjectState) -> None:
     """Makes a file here, which has the content of one in a store, the copy of its state there (:func:`is_copy`)."""
-    os.utime(file, (time.time(), _time_of(state)))
+    os.utime(file, (time.time(), state[1]))
 
 
 def is_own(file: Path) -> bool:
     """Whether a file of this disk was written here, and is the copy of none that was ever in a store."""
     return file.exists() and file.stat().st_mtime >= TIMES
-
-
-def _time_of(state: str) -> int:
-    """The time of change, in seconds since 1970, that stands for a state."""
-    return int(state.rpartition("-")[2], 16) % TIMES
 
 
 @contextmanager
@@ -258,7 +241,7 @@ def in_one_line(start: str, missing: str = "") -> Iterator[None]:
         raise UserError(f"{start}: {reason}") from error
 
 
-def put_whole(file: Path, url: str, key: str) -> str:
+def put_whole(file: Path, url: str, key: str) -> ObjectState:
     """Copies a file of this disk to a store, and compares the size there. Returns the file's state in the store.
 
     Args:
@@ -271,7 +254,7 @@ def put_whole(file: Path, url: str, key: str) -> str:
         OSError: all tries have failed.
     """
 
-    def attempt() -> str:
+    def attempt() -> ObjectState:
         """One try."""
         files, path = file_system(url, key)
         size = file.stat().st_size
@@ -285,7 +268,7 @@ def put_whole(file: Path, url: str, key: str) -> str:
     return tried(attempt, f"{url} can't be written")
 
 
-def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
+def files_below(url: str, key: str, below: bool = True) -> dict[str, ObjectState]:
     """The files of a folder in a store, as the store has them now.
 
     Args:
@@ -294,10 +277,11 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
         below: those of the folders in it too, at any depth: ``FOLDER/FILE``.
 
     Returns:
-        ``SIZE-HASH`` (:func:`state_of_object`) by name relative to the folder; {} where there is no such folder.
+        States (:func:`state_of_object`) by name relative to the folder; {} where there is no such folder.
 
     Raises:
-        UserError: it can't be listed, as on a web server.
+        UserError: a web server's, which can't be listed.
+        OSError: all tries have failed.
     """
     files, path = file_system(url, key)
     if url.startswith(("http://", "https://")):
@@ -310,8 +294,6 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
         infos = tried(lambda: files.find(path, depth, detail=True), f"{url} can't be listed")
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise UserError(f"{key}: {first_line(error)}") from error
     finally:
         files.invalidate_cache()
     start = len(path.rstrip("/")) + 1
@@ -323,38 +305,25 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, str]:
     return states
 
 
-def state_of_object(info: Mapping[str, object]) -> str:
-    """``SIZE-HASH`` of a file in a store: another one where its content may be another.
+def state_of_object(info: Mapping[str, Any]) -> ObjectState:
+    """The state of a file in a store, of which fsspec says this: another one where its content may be another.
 
     A store that says nothing of :data:`FACTS_OF_CONTENT` (a plain ``http`` server may) is known by the size alone.
-
-    Args:
-        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of the first fact that is
-            there.
     """
     fact = next((f"{name}={info[name]}" for name in FACTS_OF_CONTENT if info.get(name)), "")
-    return f"{info['size']}-{hashlib.sha256(fact.encode()).hexdigest()[:16]}"
+    digits = hashlib.sha256(fact.encode()).hexdigest()[:16]
+    return info["size"], int(digits, 16) % TIMES
 
 
-def size_in(state: str) -> int:
-    """The size in bytes that a file's state or stamp begins with; 0 where the file is not there.
-
-    >>> size_in("1024-0123456789abcdef"), size_in("")
-    (1024, 0)
-    """
-    digits = re.match(r"\d*", state)
-    return int(digits[0] or 0) if digits else 0
-
-
-def small_file(url: str, largest: int = LARGEST) -> bytes:
-    """The content of a file at a URL, or of a regular file of this machine.
+def small_file(url: str, largest: int = LARGEST, key: str = "data.source.root") -> bytes:
+    """The content of a file at a URL, or of a regular file of this machine; ``key`` is the setting that named it.
 
     Raises:
         RefusedFile: it has more than ``largest`` bytes; an OSError and a UserError.
         FileNotFoundError: no such file.
         OSError: all tries have failed.
     """
-    files, path = file_system(url)
+    files, path = file_system(url, key)
     if "file" in files.protocol:  # this machine's, where a pipe may have the name
         return bytes_of(path, largest)
     files.invalidate_cache()
@@ -377,7 +346,7 @@ def name_in(url: str, key: str) -> str:
         OSError: it can't be read.
         UserError: what it holds is no name of a folder.
     """
-    content = small_file(url, LONGEST_NAME)
+    content = small_file(url, key=key)
     return plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
 
 
@@ -394,6 +363,5 @@ def url_of_run(url: str, key: str) -> str:
     url = url.rstrip("/")
     if not url.endswith("/latest"):
         return url
-    file_system(url, key)  # refuses a protocol by the key
     with in_one_line(key, f"run {url}"):
         return url.removesuffix("latest") + name_in(url, key)

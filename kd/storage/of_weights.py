@@ -116,6 +116,5 @@ def export_at(run: Path, name: str, say: Say) -> Path | None:
     Arguments as of :func:`read_of_weights`, but for ``name``, the export's.
     """
     export = exports(run, say).get(name)
-    if export is None or not Path(export["file"]).exists():
-        return None
-    return Path(export["file"])
+    file = Path(export["file"]) if export else None
+    return file if file and file.exists() else None

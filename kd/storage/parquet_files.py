@@ -1,15 +1,17 @@
 """Parquet files from elsewhere: what a file says of its size is checked before it is read; needs pyarrow."""
 
+import json
 import re
-from itertools import islice, product
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import first_line
-from kd.storage.elsewhere import LARGEST_DATA, LARGEST_LIST, Json, json_of, refused_file, regular
+from kd.storage.elsewhere import LARGEST_DATA, LARGEST_LIST, Json, refused_file, regular
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import ColumnChunkMetaData
 
 MANY_CLASSES = re.compile(r"\s*[+-]?[\d_]{6,}\s*")
 """A number of classes, or the id of one, above 99,999."""
@@ -31,13 +33,18 @@ def check_parquet(file: Path) -> None:
     try:
         metadata = parquet.read_metadata(file)
         of_datasets = (metadata.metadata or {}).get(b"huggingface", b"{}")
-        json_of(of_datasets, _with_few_classes)
-        chunks = list(product(range(metadata.num_row_groups), range(metadata.num_columns)))
-        for size_of in (_stored, _texts):
-            size = sum(size_of(file, metadata, *chunk) for chunk in chunks)
+        json.loads(of_datasets, object_pairs_hook=_with_few_classes)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        for size_of in (_stored, partial(_texts, file)):
+            size = 0
+            for number, column in product(range(len(groups)), range(metadata.num_columns)):
+                chunk = groups[number].column(column)
+                values = max(groups[number].num_rows, chunk.num_values)
+                width = size_of(chunk, number, metadata.schema.column(column).length)
+                size += max(width * values, chunk.total_uncompressed_size)
             if size > allowed:
                 raise ValueError(f"it unfolds to {size:,} bytes, at most {allowed:,} are read")
-    except (ArrowException, OSError, ValueError) as error:
+    except (ArrowException, OSError, ValueError, RecursionError) as error:
         raise refused_file(file, f"can't be read as parquet: {first_line(error)[:160]}") from error
 
 
@@ -50,39 +57,29 @@ def _with_few_classes(pairs: list[tuple[str, Any]]) -> Json:
     return dict(pairs)
 
 
-def _stored(_: Path, metadata: "FileMetaData", group: int, column: int) -> int:
-    """Bytes of a column in a group of rows without what dictionaries stand for; a ValueError for texts that are stored by
-    their beginnings.
+def _stored(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
+    """Bytes of a value without what a dictionary stands for, by the ``length`` that its column gives to all; a ValueError
+    for texts that are stored by their beginnings.
     """
-    chunk = metadata.row_group(group).column(column)
     if "DELTA_BYTE_ARRAY" in chunk.encodings:
         raise ValueError("its texts are DELTA_BYTE_ARRAY, which unfolds to any size")
-    width = max(8, metadata.schema.column(column).length or 0)
-    return max(width * _rows(metadata, group, column), chunk.total_uncompressed_size)
+    return max(8, length or 0)
 
 
-def _rows(metadata: "FileMetaData", group: int, column: int) -> int:
-    """Values of a column in a group of rows, or its rows, whichever are more."""
-    rows = metadata.row_group(group)
-    return max(rows.num_rows, rows.column(column).num_values)
-
-
-def _texts(file: Path, metadata: "FileMetaData", group: int, column: int) -> int:
-    """Bytes that a column's texts in a group of rows take at most, where it has each text once, in a dictionary, and its
-    place in each row; the dictionary is read, and one row.
+def _texts(file: Path, chunk: "ColumnChunkMetaData", group: int, _: int | None) -> int:
+    """Bytes of the longest text of a column in a group of rows that has each text once, in a dictionary, and its place in
+    each row; the dictionary is read, and one row.
     """
     from pyarrow import compute, parquet
 
-    chunk = metadata.row_group(group).column(column)
     if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page:
         return 0
     name = chunk.path_in_schema
     content = parquet.ParquetFile(file, read_dictionary=[name], buffer_size=2**16)
-    size = 0
-    for batch in islice(content.iter_batches(1, [group], [name]), 1):
+    for batch in content.iter_batches(1, [group], [name]):
         array = batch.column(0)
         while not hasattr(array, "dictionary"):  # in a list, or a struct of this column alone
             array = array.values if hasattr(array, "values") else array.field(0)
         longest = compute.max(compute.binary_length(array.dictionary))
-        size = (longest.as_py() or 0) * _rows(metadata, group, column)
-    return size
+        return longest.as_py() or 0
+    return 0

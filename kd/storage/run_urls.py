@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock
-
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
 from kd.storage.elsewhere import text_of
 from kd.storage.objects import (
+    ObjectState,
     copy_of,
     fetch,
     files_below,
@@ -115,8 +114,8 @@ def latest_hint(folder: Path) -> str:
     students = [*folder.glob("*/student.safetensors"), *folder.glob("*/*/student.safetensors")]
     if not students:
         return ""
-    latest = max(students, key=lambda file: file.stat().st_mtime)
-    return f"; the latest finished run in it is {latest.resolve().parent}"
+    latest = max(students, key=lambda file: (file.stat().st_mtime, file.parent.name != "latest"))
+    return f"; the latest finished run in it is {latest.parent}"
 
 
 def folder_of_runs(place: str, command: str) -> Path:
@@ -138,7 +137,7 @@ def url_of(folder: Path) -> str:
     """The URL of the run of which a folder in the cache is the copy, without a password; "" for any other folder."""
     home = (cache_dir() / "runs").resolve()
     place = folder.resolve()
-    if not place.is_relative_to(home):
+    if home not in place.parents:
         return ""
     return place.relative_to(home).as_posix().replace("/", "://", 1)
 
@@ -199,41 +198,43 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
     """
     url = url_of_run(url, key)
     folder = on_disk(url, key)
-    if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
+    if holder_of(folder):  # it is trained here: nothing there is newer
         return folder
-    there = files_below(url, key)
+    with in_one_line(key):
+        there = files_below(url, key)
     if "config.yaml" not in there:
         if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
             return folder
         raise UserError(f"{key}: run {url} not found")
     with in_one_line(f"{key}: {url} can't be fetched"):
         make_folder(guard(folder))
-        with FileLock(folder / ".fetching"):  # one of all processes fetches
-            is_ours = _is_ours(url, folder, there)
-            if checkpoints and together:
-                for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
-                    (folder / name).unlink(missing_ok=True)
-            elif checkpoints and LATEST in there and not is_ours and is_own(folder / LATEST):
-                raise UserError(
-                    f"{key}: the run has continued both in {folder} and, from another machine, in {url}; remove the "
-                    "folder to resume from there"
-                )
-            wanted = {}
-            for name, state in there.items():
-                is_hidden = name.rpartition("/")[2].startswith(".")
-                if is_hidden or (name.startswith("checkpoints/") and not checkpoints):
-                    continue
-                if together or not (is_ours and (folder / name).is_file()):
-                    wanted[name] = state
-            if len(wanted) > MOST_FILES:
-                raise UserError(
-                    f"{key}: {url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
-                )
-            fetch(url, folder, wanted, key)
+        is_ours = _is_ours(url, folder, there)
+        if checkpoints and together:
+            for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+                (folder / name).unlink(missing_ok=True)
+        elif checkpoints and LATEST in there and not is_ours and is_own(folder / LATEST):
+            raise UserError(
+                f"{key}: the run has continued both in {folder} and, from another machine, in {url}; remove the "
+                "folder to resume from there"
+            )
+        wanted = {}
+        for name, state in there.items():
+            is_hidden = name.rpartition("/")[2].startswith(".")
+            if is_hidden or (name.startswith("checkpoints/") and not checkpoints):
+                continue
+            if together or not (is_ours and (folder / name).is_file()):
+                wanted[name] = state
+        if len(wanted) > MOST_FILES:
+            raise UserError(
+                f"{key}: {url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
+            )
+        # the last checkpoint after all else: where it is as in the store, the rest is
+        for files in (wanted.keys() - {LATEST}, wanted.keys()):
+            fetch(url, folder, {name: wanted[name] for name in files}, key)
     return folder
 
 
-def _is_ours(url: str, folder: Path, there: Mapping[str, str]) -> bool:
+def _is_ours(url: str, folder: Path, there: Mapping[str, ObjectState]) -> bool:
     """Whether no other machine has sent a checkpoint since this folder had the same: then all that is here is as new.
 
     Args:

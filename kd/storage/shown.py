@@ -74,7 +74,7 @@ def remember_secrets(tree: Mapping[Any, Any] | list[Any]) -> None:
 def _is_secret(key: str) -> bool:
     """Whether the text of a setting is a secret: whoever has a webhook's address can post to it."""
     parts = key.split(".")
-    if parts == ["monitor", "webhook"]:
+    if key == "monitor.webhook":
         return True
     places = [number for number, part in enumerate(parts) if part in WITH_SECRETS]
     first = min(places, default=len(parts))

@@ -14,23 +14,17 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
+    with_config,
 )
 from typing_extensions import TypedDict
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, open_regular
 from kd.storage.weights_files import read_metadata
-
-
-def _with_class_count(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A model's arguments themselves; a ValueError where ``num_classes`` is no whole number."""
-    if type(kwargs.get("num_classes")) is not int:
-        raise ValueError("num_classes must be a whole number")
-    return kwargs
-
 
 Name = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]
 """Text without control characters and ends of lines."""
@@ -43,6 +37,14 @@ class MadeObject(TypedDict):
     init_args: dict[str, Any]
 
 
+@with_config(strict=True, extra="allow")
+class ModelArguments(TypedDict):
+    """Arguments of ``timm.create_model``."""
+
+    num_classes: int
+
+
+_ARGUMENTS = TypeAdapter(ModelArguments)
 Unknown = Annotated[dict[str, Any], Field(max_length=0)]
 """{}, for a class whose arguments no file can hold."""
 Side = Annotated[int, Field(gt=0)]
@@ -61,7 +63,7 @@ class StudentMetadata(BaseModel):
 
     arch: Name = ""
     """timm's name of the architecture, or the builder's."""
-    kwargs: Annotated[dict[str, Any], AfterValidator(_with_class_count)] = {}
+    kwargs: Annotated[dict[str, Any], AfterValidator(_ARGUMENTS.validate_python)] = {}
     """Arguments of ``timm.create_model``, with ``num_classes``."""
     classes: list[str] = []
     """Names by class id; in regression, of the numbers that it answers. Empty without a classifier."""

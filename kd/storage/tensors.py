@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,52 +18,38 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from kd.errors import UserError, first_line
 from kd.storage.elsewhere import packed_record, regular
 
-TorchFile: TypeAlias = str | Path | IO[bytes]
 MOST_VALUES = 10_000_000
-"""In a training checkpoint, each as often as it is reached: lists of lists that are shared grow without end as they are
-restored."""
+"""In a file, each as often as it is reached: lists of lists that are shared grow without end as they are restored."""
 MOST_TIED = 16  # how often all storages of a file may be claimed: tied weights are listed once for each of their names
 
 
-def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = False) -> object:
+def read_tensors(file: str | Path, map_location: object = "cpu", mmap: bool = False) -> object:
     """Reads tensors and plain values from a file that ``torch.save`` has written; runs no code from it.
 
     Args:
-        file: its path, or the open file, which is read from its beginning and stays open.
+        file: its path.
         map_location: as of ``torch.load``.
         mmap: leave the tensors on the disk until they are used; for zip archives alone, torch's format since 1.6.
 
     Raises:
-        ValueError: packed records, or values that :func:`checked_values` refuses.
-        OSError: it can't be opened, or, by path, is no regular file or has more than ``LARGEST_WEIGHTS`` bytes.
+        ValueError: packed records, or values that :func:`check_values` refuses.
+        OSError: it can't be opened, is no regular file or has more than ``LARGEST_WEIGHTS`` bytes.
         Exception: whatever torch raises for a damaged file, or for one that pickles more than weights.
     """
-    content, _ = _loaded(file, map_location, mmap)
+    problem = packed_record(regular(Path(file)))
+    if problem:
+        raise ValueError(problem)
+    content = torch.load(file, map_location, weights_only=True, mmap=mmap)  # type: ignore[arg-type]
+    check_values(content)
     return content
 
 
-def _loaded(file: TorchFile, map_location: object, mmap: bool) -> tuple[object, int]:
-    """What a file holds, and how many values; arguments and errors as of :func:`read_tensors`."""
-    if isinstance(file, str | Path):
-        regular(Path(file))
-    problem = packed_record(file)
-    if problem:
-        raise ValueError(problem)
-    if not isinstance(file, str | Path):
-        file.seek(0)
-    content = torch.load(file, map_location, weights_only=True, mmap=mmap)  # type: ignore[arg-type]
-    return content, checked_values(content)
-
-
-def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, Any]:
-    """The mapping in a training checkpoint, with its weights below ``state_dict``; a ValueError where it has none, or more
-    than :data:`MOST_VALUES`.
+def read_checkpoint(file: str | Path, map_location: object = "cpu") -> dict[str, Any]:
+    """The mapping in a training checkpoint, with its weights below ``state_dict``; a ValueError where it has none.
 
     Arguments and other errors as of :func:`read_tensors`.
     """
-    content, count = _loaded(file, map_location, mmap=False)
-    if count > MOST_VALUES:
-        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+    content = read_tensors(file, map_location)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict")
     return content
@@ -126,22 +112,26 @@ def _written_and_read(content: object) -> None:
 
     file = BytesIO()
     torch.save(tree_map_only(Tensor, emptied, content), file)
-    read_tensors(file)
+    file.seek(0)
+    check_values(torch.load(file, weights_only=True))
 
 
-def checked_values(content: object) -> int:
-    """How many values nested mappings, lists, tuples, sets and attributes of objects hold, each as often as it is reached.
+def check_values(content: object) -> None:
+    """Checks what nested mappings, lists, tuples, sets and attributes of objects hold.
 
     Raises:
-        ValueError: they are nested too deeply, or a tensor needs more memory than the file holds of it. That is: one that
-            is sparse, quantized, without data or of an unknown class; one that needs more bytes than its storage has
-            (strides of 0); and all together where they need more than :data:`MOST_TIED` times the bytes of all storages.
+        ValueError: more than :data:`MOST_VALUES` values, they are nested too deeply, or a tensor needs more memory than the
+            file holds of it. That is: one that is sparse, quantized, without data or of an unknown class; one that needs
+            more bytes than its storage has (strides of 0); and all together where they need more than :data:`MOST_TIED`
+            times the bytes of all storages.
     """
     tensors: list[Tensor] = []
     try:
         count = _walk(content, {}, tensors)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if count > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
     claimed = 0  # bytes
     storages: dict[int, int] = {}  # bytes by address
     for tensor in tensors:
@@ -160,11 +150,10 @@ def checked_values(content: object) -> int:
         storages[storage.data_ptr()] = storage.nbytes()
     if claimed > MOST_TIED * sum(storages.values()):
         raise ValueError(f"its tensors claim {claimed:,} bytes and hold {sum(storages.values()):,}")
-    return count
 
 
 def _walk(value: object, known: dict[int, int], tensors: list[Tensor]) -> int:
-    """Counts the values at and below a value as :func:`checked_values` does; a tensor's own attributes are not looked at.
+    """Counts the values at and below a value as :func:`check_values` does; a tensor's own attributes are not looked at.
 
     Args:
         value: any.

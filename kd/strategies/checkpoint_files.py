@@ -80,7 +80,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
         Raises:
             ValueError: it is no training checkpoint, or one of its tensors is refused
-                (:func:`kd.storage.tensors.checked_values`).
+                (:func:`kd.storage.tensors.check_values`).
             Exception: whatever torch raises for a damaged file, or for one that holds other objects.
         """
         # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt

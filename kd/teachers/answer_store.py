@@ -344,9 +344,8 @@ def fingerprint_text(place: str, key: str) -> str:
 
     ``key`` is the teacher's configuration key.
     """
-    file_system(place, f"{key}.cache_dir")  # refuses a protocol by the key
     try:
-        return small_file(f"{place}/{FINGERPRINT}").decode()
+        return small_file(f"{place}/{FINGERPRINT}", key=f"{key}.cache_dir").decode()
     except FileNotFoundError as error:
         raise UserError(
             f"{key}.cache_dir: {place} not found: no such answers of this teacher to these pictures and views; "

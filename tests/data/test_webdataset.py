@@ -146,7 +146,7 @@ def test_what_can_not_be_read_is_named(tmp_path: Path, pictures: Path) -> None:
         (tmp_path / "n-{3..1}.tar", "data.source.train: no tar files: "),
         ("s3://bucket/a.tar", "is not on a disk; copy the shards there"),
         (tmp_path / "cut.tar", "is truncated"),
-        (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not a plain tar file"),
+        (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not an uncompressed tar file"),
         (shard(tmp_path / "none.tar", [{"a.cls": b"0"}]), "no pictures in 1 shard(s)"),
         (shard(tmp_path / "twice.tar", [good, good]), "holds a.jpg twice"),
         (

@@ -73,7 +73,7 @@ def test_an_archive_made_to_harm_is_named(content: bytes, tmp_path: Path) -> Non
     try:
         with refuses(rf"{file} is not a tar file"):
             unpack(file, tmp_path / "out")
-        with refuses(rf"data.source.train: {file} is not a plain tar file"):
+        with refuses(rf"data.source.train: {file} is not an uncompressed tar file"):
             WebDataset(str(file)).load("train")
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:

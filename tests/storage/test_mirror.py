@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import kd
 from kd.cli import main, train_main
 from kd.storage.mirror import Mirror
-from kd.storage.objects import file_system, files_below, is_copy, mark_copy
+from kd.storage.objects import file_system, files_below, is_copy, mark_copy, put_whole
 from kd.storage.run_urls import CLAIM, fetched_run, on_disk
 from tests._faults import Faults, before
 from tests._forks import free_port, run_ranks, start, status_of
@@ -53,7 +53,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
         train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"])
         == 143
     )
-    assert f"uploaded: {url}/tiny/000; kd-train resume={url}/tiny/000" in capsys.readouterr().out
+    assert f"uploaded: {url}/tiny/000\n" in capsys.readouterr().out
     assert {"tiny/latest", "tiny/000/config.yaml", "tiny/000/checkpoints/last.ckpt"} <= names(url)
     assert not any(name.endswith((".part", "/.lock")) for name in names(url))
     shutil.rmtree(tmp_path / "machine")
@@ -216,7 +216,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
     (here / last).write_bytes(b"never sent")
     with refuses("resume: .*the run has continued both in"):
         fetched_run(url, "resume")
-    mark_copy(here / last, "5-123456789abcdef0")  # as it was sent, before the other machine
+    mark_copy(here / last, (5, 123456789))  # as it was sent, before the other machine
     assert (fetched_run(url, "resume") / last).read_bytes() == b"theirs"
 
 
@@ -269,16 +269,17 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(f"old {name}")
     sent: list[str] = []
-    mirror, upload = Mirror(f"{s3}/runs", "runs_dir"), Mirror._upload
+    mirror = Mirror(f"{s3}/runs", "runs_dir")
 
-    def trained_on(self: Mirror, file: Path, name: str, state: tuple[int, int]) -> str:
+    def trained_on(file: Path, url: str, key: str) -> tuple[int, int]:
+        name = url.partition("/000/")[2]
         sent.append(name)
         if name == "metrics.csv":
             (run / "checkpoints" / "newer").write_text("newer")
             (run / "checkpoints" / "newer").replace(run / "checkpoints" / "last.ckpt")
-        return upload(self, file, name, state)
+        return put_whole(file, url, key)
 
-    monkeypatch.setattr(Mirror, "_upload", trained_on)
+    monkeypatch.setattr("kd.storage.mirror.put_whole", trained_on)
     mirror.follow(run)
     mirror._end.set()
     mirror._thread.join()  # type: ignore[union-attr]

@@ -3,7 +3,7 @@
 import pytest
 
 from kd.storage.elsewhere import RefusedFile, refused_file
-from kd.storage.objects import fetched, file_system, size_in, state_of_object
+from kd.storage.objects import fetched, file_system, state_of_object
 from tests._helpers import refuses
 
 
@@ -20,7 +20,7 @@ def test_a_file_that_is_replaced_by_one_of_its_size_has_another_state(name: str)
         == state_of_object({**before, "type": "file"})
         != state_of_object(after)
     )
-    assert size_in(state_of_object(after)) == 7
+    assert state_of_object(after)[0] == 7
 
 
 def test_a_refused_file_of_a_loader_process_keeps_its_words() -> None:

@@ -14,7 +14,6 @@ from kd.data.sources.arrays import chained, targets_at
 from kd.data.sources.files import FileSplit, printable
 from kd.data.sources.places import folder_here
 from kd.data.targets import Targets
-from kd.storage.objects import size_in
 
 
 class Split(Protocol):
@@ -237,7 +236,7 @@ def split_facts(split: Split) -> SplitFacts:
             key = whole.key(j)
         size = 0  # of pictures in a shard or a table
         if isinstance(whole, FileSplit):
-            size = size_in(stamp)
+            size = int(stamp.partition("\0")[0] or 0)
         else:
             with suppress(OSError):
                 size = Path(name).stat().st_size

@@ -13,9 +13,7 @@ from kd.storage.elsewhere import LARGEST_LIST, bytes_of
 from kd.storage.objects import (
     AT_ONCE,
     copy_of,
-    copying,
     fetch,
-    file_system,
     files_below,
     in_one_line,
     is_url,
@@ -160,13 +158,13 @@ def folder_here(root: str, key: str) -> str:
         return str(Path(root))
     url = joined(root)
     folder = copy_of(url, key)
-    with copying(key, url):
+    with in_one_line(key, url):
         there = {name: state for name, state in files_below(url, key).items() if is_picture(name)}
         if not there:
             raise UserError(f"{key}: {url}: no pictures below it ({', '.join(IMAGE_SUFFIXES)})")
         for file in filter(is_picture, files_under(str(folder))):
             if Path(file).relative_to(folder).as_posix() not in there:
-                Path(file).unlink()
+                Path(file).unlink(missing_ok=True)
         fetch(url, folder, there, key)
     return str(folder)
 
@@ -186,12 +184,11 @@ def pictures_here(files: Iterable[str], key: str) -> list[str]:
             folder, _, name = file.rpartition("/")
             wanted.setdefault(folder, []).append(name)
     copies = {url: copy_of(url, key) for url in wanted}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool, in_one_line(key):
         listings = pool.map(partial(files_below, key=key, below=False), wanted)
         for url, there in zip(wanted, listings, strict=True):
-            with copying(key, url):
-                listed = {name: there[name] for name in wanted[url] if name in there}
-                fetch(url, copies[url], listed, key)
+            listed = {name: there[name] for name in wanted[url] if name in there}
+            fetch(url, copies[url], listed, key)
     paths = []
     for file in files:
         folder, _, name = file.rpartition("/")
@@ -206,9 +203,8 @@ def list_at(file: str, key: str) -> bytes:
         UserError: it is not there, or can't be read.
     """
     if is_url(file):
-        file_system(file, key)  # refuses a protocol by the key
         with in_one_line(key, file):
-            return small_file(file, LARGEST_LIST)
+            return small_file(file, LARGEST_LIST, key)
     if not Path(file).is_file():
         raise UserError(f"{key}: {file} not found")
     try:

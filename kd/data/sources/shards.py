@@ -28,7 +28,6 @@ from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import (
     LARGEST_DATA,
     LARGEST_LIST,
-    open_descriptor,
     open_regular,
 )
 from kd.storage.objects import fetched, file_system, in_one_line, is_url, small_file
@@ -224,7 +223,9 @@ class ShardSplit:
         self.samples = table[["shard", "offset", "size"]]
         self.targets = Column(targets)
         self.check: str | None = "off" if is_url(root) else "headers"
-        self._open: dict[tuple[int, int], io.FileIO] = {}  # by process and shard, the newest last
+        self._open: dict[
+            tuple[int, int], io.BufferedReader
+        ] = {}  # by process and shard, the newest last
         self._paths: dict[int, Path] = {}  # on this machine, by shard
 
     def __getstate__(self) -> dict[str, Any]:
@@ -251,7 +252,7 @@ class ShardSplit:
         # A file is closed once neither this table nor a thread that reads it has it.
         file = self._open.pop(key, None)
         if file is None:
-            file = io.FileIO(open_descriptor(self._path(shard), LARGEST_DATA))
+            file = open_regular(self._path(shard), LARGEST_DATA)
         self._open[key] = file
         for old in list(self._open)[:-MOST_OPEN]:
             self._open.pop(old, None)
