@@ -21,7 +21,7 @@ from kd.models.output_scale import unit_output
 from kd.models.recognise import holds, recognise
 from kd.settings import height_width
 from kd.storage.checkpoints import student_weights_in
-from kd.storage.elsewhere import LONGEST_NAME, RefusedFile, json_of, regular, text_of
+from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.student_metadata import checked, is_student
 from kd.storage.tensors import read_tensors
 from kd.storage.weights_files import TIMM_FILES, weights_file
@@ -41,6 +41,8 @@ NAMES = (
 )
 """Keys below which files have class names."""
 
+LONGEST_NAME = 1000
+"""Characters of a tensor's dotted name in nested mappings."""
 NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
 """Arguments of a file's model that are settings of their own, or that would load weights."""
 
@@ -115,7 +117,7 @@ def tensors_in(content: object) -> dict[str, Tensor]:
 
     A mapping or list that is reached a second time is left out, so that a file which contains itself ends. What torch's
     wrappers put into names (``_orig_mod.`` of a compiled model) is removed. A path of more than
-    :data:`~kd.storage.elsewhere.LONGEST_NAME` characters is a ValueError.
+    :data:`LONGEST_NAME` characters is a ValueError.
 
     >>> list(tensors_in({"epoch": 3, "teacher": {"_orig_mod.head.bias": torch.zeros(1)}}))
     ['teacher.head.bias']

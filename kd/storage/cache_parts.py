@@ -16,7 +16,6 @@ from kd.storage.objects import STORES
 
 DIGEST = r"[0-9a-f]{8,64}"
 """The end of a cached thing's name."""
-FOODTAG = r"foodtag-mini-v\d+-(\d+x|test)\d+(-portions)?"
 TEACHER = rf"teachers/[\w.-]+-{DIGEST}"
 
 
@@ -66,7 +65,11 @@ PARTS = {
     "lists": Part(rf"lists/{DIGEST}", "names of pictures, of runs that were killed", "nothing"),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
-    "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
+    "foodtag": Part(
+        r"foodtag-mini-v\d+-(\d+x|test)\d+(-portions)?",
+        "drawn pictures",
+        "drawn again in half a minute",
+    ),
     "runs": Part(
         "runs",
         "local copies of runs whose runs_dir is a URL",

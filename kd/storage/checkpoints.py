@@ -137,14 +137,13 @@ def run_folder(path: Path) -> Path:
     Raises:
         UserError: what ``latest`` holds is no plain name of a folder.
     """
-    is_latest = path.name == "latest"
     if path.is_symlink():
         target = str(path.readlink())
-    elif is_latest and path.is_file():
+    elif path.name == "latest" and path.is_file():
         target = text_of(path, errors="replace").strip()
     else:
         return path
-    if is_latest:
+    if path.name == "latest":
         plain_name(target, str(path))
     return path.parent / target
 

@@ -6,7 +6,6 @@ from typing import Any
 from kd.errors import UserError
 from kd.storage.checkpoints import run_folder
 from kd.storage.elsewhere import RefusedFile, text_of
-from kd.storage.objects import is_url
 from kd.storage.writing import write_text
 
 CONTROL = "monitor"  # the file's name
@@ -84,10 +83,8 @@ def send(place: str, words: list[str]) -> Path:
         parse(text)
     except ValueError as error:
         raise UserError(f"--set: {error}") from error
-    if is_url(place):
-        raise UserError(f"--set: must be a run's folder on the machine that trains, got {place}")
     folder = run_folder(Path(place))
     if not (folder / "config.yaml").is_file():
-        raise UserError(f"--set: run folder {place} not found")
+        raise UserError(f"--set: must be a run's folder on the machine that trains, got {place}")
     write_text(folder / CONTROL, text)
     return folder / CONTROL

@@ -41,8 +41,6 @@ NODES = 100_000  # of YAML, each alias counted as what it stands for
 TEXT_OF_A_VALUE = 50
 """Characters of a YAML value and its dotted key that count as a value more: a long one behind many aliases would be written
 out for each, and a long key for each value below it."""
-LONGEST_NAME = 1000
-"""Characters of a tensor's dotted name in nested mappings."""
 LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
 LONGEST_NUMBER = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 100}
 """Characters of a number in YAML: the time for numbers to the base of 60 grows with the square of their length, and that

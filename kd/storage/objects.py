@@ -215,11 +215,6 @@ def mark_copy(file: Path, state: ObjectState) -> None:
     os.utime(file, (time.time(), state[1]))
 
 
-def is_own(file: Path) -> bool:
-    """Whether a file of this disk was written here, and is the copy of none that was ever in a store."""
-    return file.exists() and file.stat().st_mtime >= TIMES
-
-
 @contextmanager
 def in_one_line(start: str, missing: str = "") -> Iterator[None]:
     """Inside, any error becomes a UserError of one line: the object stores' clients raise many kinds.

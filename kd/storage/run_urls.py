@@ -10,13 +10,13 @@ from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
 from kd.storage.elsewhere import text_of
 from kd.storage.objects import (
+    TIMES,
     ObjectState,
     copy_of,
     fetch,
     files_below,
     in_one_line,
     is_copy,
-    is_own,
     is_url,
     name_in,
     small_file,
@@ -209,10 +209,12 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
     with in_one_line(f"{key}: {url} can't be fetched"):
         make_folder(guard(folder))
         is_ours = _is_ours(url, folder, there)
+        last = folder / LATEST
+        is_new = last.exists() and last.stat().st_mtime >= TIMES  # it was never in the store
         if checkpoints and together:
             for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
                 (folder / name).unlink(missing_ok=True)
-        elif checkpoints and LATEST in there and not is_ours and is_own(folder / LATEST):
+        elif checkpoints and LATEST in there and is_new and not is_ours:
             raise UserError(
                 f"{key}: the run has continued both in {folder} and, from another machine, in {url}; remove the "
                 "folder to resume from there"

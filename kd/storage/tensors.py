@@ -105,13 +105,9 @@ def _is_plain(value: object) -> bool:
 
 def _written_and_read(content: object) -> None:
     """Writes a value and reads it again, with empty tensors in the place of torch's own."""
-
-    def emptied(tensor: Tensor) -> Tensor:
-        """Without elements, of the same class."""
-        return tensor.new_empty(0) if type(tensor) in PLAIN else tensor
-
     file = BytesIO()
-    torch.save(tree_map_only(Tensor, emptied, content), file)
+    empty = tree_map_only(Tensor, lambda x: x.new_empty(0) if type(x) in PLAIN else x, content)
+    torch.save(empty, file)
     file.seek(0)
     check_values(torch.load(file, weights_only=True))
 
