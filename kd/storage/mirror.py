@@ -69,10 +69,12 @@ class Mirror:
             OSError: the store can't be read or written.
         """
         path = f"{self.root}/{recipe}/{name}"
-        if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
+        files = tried(lambda: self.files.find(path), f"{self.url} can't be read")
+        if files:
             raise FileExistsError(path)
-        write = partial(self.files.pipe_file, f"{path}/{CLAIM}", self.owner.encode())
-        tried(partial(write, mode="create"), f"{self.url} can't be written")
+        owner = self.owner.encode()
+        write = partial(self.files.pipe_file, f"{path}/{CLAIM}", owner, mode="create")
+        tried(write, f"{self.url} can't be written")
 
     def follow(self, folder: Path, *markers: str) -> None:
         """Becomes the run's owner in the store, and starts the thread that uploads; a second call changes nothing.
