@@ -28,6 +28,7 @@ from kd.storage.elsewhere import (
     text_of,
     yaml_of,
 )
+from kd.storage.objects import TIMES
 from kd.storage.shown import masked
 from kd.storage.writing import appended, file_for, write_text
 
@@ -499,7 +500,8 @@ def read_run(folder: str | Path) -> RunRecords:
     # The summary of a run that has been resumed since describes its first part: that run has not ended.
     summary_file = folder / "summary.json"
     begun_t = max((header.get("t", 0.0) for header in run.headers.values()), default=0.0)
-    if summary_file.is_file() and begun_t > summary_file.stat().st_mtime:
+    # a file from a store has a time of its own, which says nothing of this
+    if summary_file.is_file() and TIMES <= summary_file.stat().st_mtime < begun_t:
         ended = ("status", "error")
         run.summary = {key: value for key, value in run.summary.items() if key not in ended}
     return run

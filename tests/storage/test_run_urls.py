@@ -1,6 +1,7 @@
 """Where a run at a URL has its folder, and what is fetched of it."""
 
 import ast
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kd.report.records import read_run
 from kd.storage.objects import file_system
 from kd.storage.run_urls import (
     fetched_run,
@@ -73,6 +75,15 @@ def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) 
         assert file.read_bytes() == b"weights"
     with refuses("^weights: run memory://urls/other/latest not found$"):
         weights_file(Path("memory://urls/other/latest"), "weights")
+
+
+def test_a_finished_run_that_was_fetched_is_finished(recipe_in_store: str) -> None:
+    """Its files' times stand for their states in the store, not for when the run ended."""
+    files, path = file_system(recipe_in_store)
+    header = {"kind": "header", "schema": 1, "of": "steps", "rank": 0, "t": 1.8e9}
+    files.pipe_file(f"{path}/000/records/phases.rank0.jsonl", json.dumps(header).encode())
+    files.pipe_file(f"{path}/000/summary.json", b'{"status": "done"}')
+    assert read_run(run_at(f"{recipe_in_store}/000")).summary["status"] == "done"
 
 
 def test_checkpoints_that_are_not_fetched_need_no_room(
