@@ -24,7 +24,7 @@ from kd.storage.checkpoints import (
 )
 from kd.storage.elsewhere import mapping_of, text_of
 from kd.storage.objects import is_url
-from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk, url_of
+from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk
 from kd.storage.writing import guard
 
 START = ("model.student.checkpoint", "model.student.pretrained", "model.student.inherit")
@@ -38,7 +38,7 @@ class Resumed:
     folder: Path
     """Folder of the run on this machine."""
     url: str = ""
-    """URL by which it was named; "" for a folder."""
+    """URL of the run, or of ``latest`` beside it, by which it was named; "" for a folder."""
 
     @classmethod
     def named(cls, name: str, together: bool = False) -> "Resumed":
@@ -54,10 +54,12 @@ class Resumed:
             RefusedFile: as of the guard.
         """
         path = Path(name)
+        url = ""
         if is_url(name):
-            url, slash, file = name.rpartition("/checkpoints/")
+            run, slash, file = name.rpartition("/checkpoints/")
             is_file = slash and file.endswith(".ckpt")
-            path = fetched_run(url if is_file else name, "resume", together=together)
+            url = run if is_file else name
+            path = fetched_run(url, "resume", together=together)
             if is_file:
                 path = path / "checkpoints" / file
         folder = run_folder(_run_of(path))
@@ -69,7 +71,7 @@ class Resumed:
                 f"resume: {folder} has no checkpoints/{LAST}: it ended before its first one, so start it again"
             )
         guard(folder)
-        return cls(folder, name if is_url(name) else "")
+        return cls(folder, url)
 
 
 def resumed_by(request: Request, together: bool = False) -> Resumed | None:
@@ -135,7 +137,7 @@ def place_of(
     if resumed is None and config["resume"]:
         resumed = Resumed.named(str(config["resume"]), together)
     if resumed is not None and (resumed.url or is_url(runs_dir)):
-        runs_dir = _kept_in(resumed.folder, runs_dir)
+        runs_dir = _kept_in(resumed, runs_dir)
         if not resumed.url:  # the store may have more of it than this disk
             run = "/".join(resumed.folder.parts[-2:])
             resumed = Resumed.named(f"{runs_dir.rstrip('/')}/{run}", together)
@@ -219,27 +221,23 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _kept_in(folder: Path, runs_dir: str) -> str:
-    """The URL of the folder of all runs in the store that holds a run, found by the run's copy on this disk.
+def _kept_in(resumed: Resumed, runs_dir: str) -> str:
+    """The URL of the folder of all runs in the store that holds a resumed run.
 
     Args:
-        folder: of the run, on this disk.
-        runs_dir: the setting, which counts where it is that place: it may hold a password.
+        resumed: the run.
+        runs_dir: the setting, which counts where the run was named by its folder.
 
     Raises:
-        UserError: the folder is no copy of a run in a store.
+        UserError: the folder is no copy of a run in ``runs_dir``.
     """
-    if (
-        is_url(runs_dir)
-        and on_disk(runs_dir, "runs_dir").resolve() == folder.parent.parent.resolve()
-    ):
-        return runs_dir
-    url = url_of(folder)
-    if not url:
+    if resumed.url:
+        return resumed.url.rstrip("/").rsplit("/", 2)[0]
+    if on_disk(runs_dir, "runs_dir").resolve() != resumed.folder.parent.parent.resolve():
         raise UserError(
-            f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER"
+            f"runs_dir: {runs_dir} has no run {resumed.folder}; give its URL (resume=), or runs_dir=FOLDER"
         )
-    return url.rsplit("/", 2)[0]
+    return runs_dir
 
 
 def _begun_before(marker: Path) -> Resumed | None:

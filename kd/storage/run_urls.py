@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from kd.errors import UserError
-from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
 from kd.storage.elsewhere import text_of
 from kd.storage.objects import (
@@ -131,15 +130,6 @@ def folder_of_runs(place: str, command: str) -> Path:
     if is_url(place):
         raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")
     return Path(place)
-
-
-def url_of(folder: Path) -> str:
-    """The URL of the run of which a folder in the cache is the copy, without a password; "" for any other folder."""
-    home = (cache_dir() / "runs").resolve()
-    place = folder.resolve()
-    if home not in place.parents:
-        return ""
-    return place.relative_to(home).as_posix().replace("/", "://", 1)
 
 
 def fetched_marker(place: str, marker: Path, together: bool) -> None:

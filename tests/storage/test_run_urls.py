@@ -16,7 +16,6 @@ from kd.storage.run_urls import (
     folder_of_recipe,
     on_disk,
     run_at,
-    url_of,
 )
 from kd.storage.weights_files import weights_file
 from scripts import house
@@ -96,12 +95,3 @@ def test_checkpoints_that_are_not_fetched_need_no_room(
     assert not (folder / "checkpoints").exists()
     with refuses("resume: .* has room for 0 MB"):
         fetched_run(f"{recipe_in_store}/000", "resume")
-
-
-def test_the_url_of_a_copy_is_what_its_place_in_the_cache_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KD_CACHE", str(tmp_path))
-    for url in ("s3://bucket/runs/tiny/000", "memory://runs/tiny/000"):
-        assert url_of(on_disk(url, "x")) == url
-    assert url_of(tmp_path / "teachers" / "x") == url_of(Path("runs/tiny/000")) == ""
