@@ -45,20 +45,19 @@ def _bounded() -> type[tarfile.TarInfo]:
 
 
 @contextmanager
-def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[tarfile.TarFile]:
+def opened(archive: Path, start: str, compressed: bool = True) -> Iterator[tarfile.TarFile]:
     """An archive, open. Damage is noticed while it is read: errors of :data:`OF_AN_ARCHIVE` in the ``with`` count as the
     archive's, whoever raised them.
 
     Args:
         archive: ``.tar``.
-        key: the setting that named it, for the message; "": the message begins with the archive.
+        start: begins the message: the archive, and the setting that named it.
         compressed: whether it may be compressed; a shard that is read by offsets may not.
 
     Raises:
         UserError: not such an archive, a damaged one, or one with a member that leads out of its folder.
         OSError: the disk's errors (those with an ``errno``).
     """
-    start = f"{key}: {archive}" if key else str(archive)
     mode: Literal["r:*", "r:"] = "r:*" if compressed else "r:"
     try:
         with tarfile.open(regular(archive, LARGEST_DATA), mode, tarinfo=_bounded()) as tar:
@@ -97,7 +96,7 @@ def unpack(archive: Path, into: Path) -> None:
         OSError: the disk's errors, also where two names in it can't lie side by side (``a`` and ``a/b``).
     """
     into.mkdir(parents=True, exist_ok=True)
-    with opened(archive) as tar:
+    with opened(archive, str(archive)) as tar:
         for member in members_of(tar):
             if member.size > shutil.disk_usage(into).free:
                 raise UserError(

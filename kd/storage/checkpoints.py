@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 from kd.errors import UserError
 from kd.storage.elsewhere import (
-    LARGEST_WEIGHTS,
     open_regular,
     packed_record,
     plain_name,
@@ -90,9 +89,7 @@ def damage(path: Path, loads: bool = True) -> str:
             imported.
     """
     try:
-        with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
-            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
-                return "no checkpoint of torch"
+        with zipfile.ZipFile(regular(path)) as archive:
             packed = packed_record(path)
             if packed:
                 return packed

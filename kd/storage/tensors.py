@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from kd.errors import UserError, first_line
 from kd.storage.elsewhere import packed_record, regular
@@ -56,7 +56,7 @@ def read_checkpoint(file: str | Path, map_location: object = "cpu") -> dict[str,
 
 
 def check_readable(checkpoint: Mapping[str, Any]) -> None:
-    """Checks that what a checkpoint holds can be read back by :func:`read_tensors`, tensors of any size in little time.
+    """Checks that what a checkpoint holds can be read back by :func:`read_tensors`; what is not plain is written and read.
 
     Args:
         checkpoint: as Lightning makes it, with each callback's state below ``callbacks``.
@@ -72,8 +72,11 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
     for name, part in parts:
         if _is_plain(part):
             continue
+        file = BytesIO()
         try:
-            _written_and_read(part)
+            torch.save(part, file)
+            file.seek(0)
+            check_values(torch.load(file, weights_only=True))
         except UNREADABLE as error:
             kinds = {type(leaf) for leaf in tree_leaves(part)} - PLAIN
             held = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
@@ -94,8 +97,7 @@ UNREADABLE = (pickle.PickleError, AttributeError, ImportError, KeyError, TypeErr
 def _is_plain(value: object) -> bool:
     """Whether a value, and each below it, is of :data:`PLAIN` or :data:`CONTAINERS`: that is read back without a trial."""
     if isinstance(value, Tensor):
-        is_whole = value.layout is torch.strided and not value.is_quantized and not value.is_meta
-        return is_whole and type(value) in PLAIN
+        return _is_whole(value) and type(value) in PLAIN
     if type(value) not in CONTAINERS:
         return type(value) in PLAIN
     if isinstance(value, Mapping):
@@ -103,13 +105,9 @@ def _is_plain(value: object) -> bool:
     return all(map(_is_plain, value))  # type: ignore[call-overload]
 
 
-def _written_and_read(content: object) -> None:
-    """Writes a value and reads it again, with empty tensors in the place of torch's own."""
-    file = BytesIO()
-    empty = tree_map_only(Tensor, lambda x: x.new_empty(0) if type(x) in PLAIN else x, content)
-    torch.save(empty, file)
-    file.seek(0)
-    check_values(torch.load(file, weights_only=True))
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor has its values itself: it is not sparse, quantized or without data."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
 def check_values(content: object) -> None:
@@ -132,7 +130,7 @@ def check_values(content: object) -> None:
     storages: dict[int, int] = {}  # bytes by address
     for tensor in tensors:
         shape = tuple(tensor.shape)
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        if not _is_whole(tensor):
             raise ValueError(
                 f"a tensor of shape {shape} is {tensor.layout}, quantized or without data, not plain"
             )

@@ -344,7 +344,7 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     """
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     shard_size = Path(shard).stat().st_size
-    with opened(Path(shard), key, compressed=False) as tar:
+    with opened(Path(shard), f"{key}: {shard}", compressed=False) as tar:
         for member in members_of(tar):
             found = re.fullmatch(r"((?:.*/)?[^/.]+)\.([^/]+)", member.name, re.DOTALL)
             if found is None or member.issparse() or not member.isreg():
