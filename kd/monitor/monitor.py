@@ -112,6 +112,8 @@ class Monitor(Callback):
     def _watch(self, watched: Watched, spec: MonitorSpec, stop_for: Callable[[str], None]) -> None:
         """Makes :attr:`parts`, in the order in which the trainer calls them; [] where the setting ``enabled`` is false.
 
+        The settings and the part ``phases`` are kept as attributes in any case.
+
         Args:
             watched: the training.
             spec: which parts there are.

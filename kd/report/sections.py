@@ -153,7 +153,7 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """Values of the student that is kept and of its teacher."""
+    """The main metric of the student that is kept and of its teacher; "" where it is not known."""
     run = facts.run
     metric = facts.run.primary
     teacher_value = (run.teacher.get("val") or {}).get(metric)
@@ -204,7 +204,7 @@ def status(run: RunRecords) -> str:
 
 def _progress(facts: Facts) -> list[Card]:
     """Epoch and step (a batch of each process) of a run that trains or has not come to its end, the time left, and its
-    newest training loss.
+    newest training loss; [] without recorded steps.
     """
     if not facts.steps:
         return []

@@ -17,7 +17,7 @@ class Raw(str):
 
 
 def rendered(template: str, escaped: Callable[[str], str], **values: object) -> str:
-    """A template with values.
+    """The text of a template, filled with values.
 
     Args:
         template: name of its file.
