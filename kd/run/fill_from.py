@@ -104,7 +104,9 @@ class Filled:
         self.stores[split].put(view, numbers, self.codec.encode(logits).numpy())
 
     def finish(self, out: str | None) -> None:
-        """Marks the stores of which all answers are there as whole, copies them to ``out``, and prints how to use them."""
+        """Marks each store that has all its answers as whole, copies it below ``out``, and prints how to use them. A store
+        that lacks an answer is neither marked nor copied.
+        """
         place = str(self.folder)
         if out:
             place = f"{out}/{PUBLISHED}/{self.folder.name}"

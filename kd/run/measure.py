@@ -268,6 +268,9 @@ def _data(
 def evaluate_models(request: Request, options: EvalOptions) -> Result:
     """Measures all models of a command line on the same pictures, and writes the figures.
 
+    The pictures are those of ``folder=`` or ``split=``; by default of ``train`` for disputed labels, of :func:`usual_split`
+    for a certificate or a cascade, else of ``val``. Runs without a classifier are measured by their features.
+
     Returns:
         As of :func:`_written`, a model for each word of the command line, in their order.
 

@@ -217,7 +217,7 @@ OF_OPERATOR = (
 
 @contextmanager
 def converting(job: ExportJob, key: str) -> Iterator[None]:
-    """Inside, a library converts the student: what its passes raise, which has no common class, is one line.
+    """Inside, a library converts the student: whatever it raises becomes a UserError of one line.
 
     Args:
         job: of the student.
@@ -230,7 +230,7 @@ def converting(job: ExportJob, key: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except Exception as error:  # converters' errors have no common class
         raise UserError(f"{key}: {job.manifest.arch} can't be exported: {_why(error)}") from error
 
 

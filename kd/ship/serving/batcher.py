@@ -89,13 +89,13 @@ class Batcher:
             self._task.cancel()
 
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
-        """The answer to come, of one picture. Called in the event loop, which also sets it; the thread runs the model.
+        """Queues one picture, and returns the future of its answer. Called in the event loop, which also sets the future.
 
         Args:
             picture: uint8, of the shape that the manifest gives to one picture, as ``(H, W, 3)``.
 
         Returns:
-            Becomes the model's row for the picture, float32: ``(C,)`` logits of a classifier.
+            Gets the model's row for the picture, float32: ``(C,)`` logits of a classifier; or the model's error.
 
         Raises:
             Busy: ``limits.queue`` pictures wait for this model already.

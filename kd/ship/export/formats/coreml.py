@@ -38,7 +38,8 @@ class CoreML(Format):
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("coremltools",)}
 
     def write(self, job: ExportJob, folder: Path) -> Path:
-        """``model.mlpackage`` in float32; in FP16 where the job has ``halve``.
+        """``model.mlpackage`` in float32; in FP16 where the job has ``halve``, which measures the ONNX graph first
+        (:func:`prove_half`). The traced graph is kept in this object for :meth:`open`.
 
         Raises:
             UserError: the extra is missing, or the student has an operator that CoreML lacks.
