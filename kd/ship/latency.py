@@ -160,7 +160,7 @@ def _start(
     """A process that has loaded a model with ``load`` and runs it on ``threads``.
 
     Raises:
-        UserError: it could not; the message names model and runtime, ``key``.
+        UserError: the model can't be loaded; the message names model and runtime, ``key``.
     """
     try:
         return Stopwatch(load, threads)

@@ -75,7 +75,7 @@ class Candidate:
     def settings(self) -> dict[str, Any]:
         """The settings that distinguish it (:data:`SETTINGS`), by key below ``model.student``.
 
-        As JSON has them, lists in place of tuples: they are compared with those in ``sizes.json``.
+        As JSON has them, lists in place of tuples: they go into ``sizes.json`` and into the keys of ``results.json``.
         """
         values = {}
         for key in SETTINGS:
@@ -270,7 +270,7 @@ def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them (of one the first).
 
-    All where there are fewer; [] for a ``count`` of 0 or less, which is left where others have used it up.
+    All where there are fewer; [] for a ``count`` of 0 or less.
     """
     count = min(count, len(ordered))
     steps = max(1, count - 1)

@@ -30,7 +30,10 @@ def write_sizes(sizes: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _overlay(sizes: Mapping[str, Any]) -> str:
-    """The YAML of ``student.yaml``: the settings of the choice, an overlay for ``kd-train config=FILE``; needs one."""
+    """The YAML of ``student.yaml``: the settings of the chosen size, an overlay for ``kd-train config=FILE``.
+
+    A size must have been chosen.
+    """
     row = _chosen(sizes)
     assert row is not None
     conditions = Conditions(**sizes["conditions"])
