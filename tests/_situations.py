@@ -326,9 +326,13 @@ class World:
         shutil.copytree(os.environ["KD_CACHE"], self.folder / "kept_cache", symlinks=True)
         self.untouched = self.others()
 
-    def others(self) -> dict[str, dict[str, tuple[int, int, int]]]:
+    def others(self) -> dict[str, tuple[int, int, int]]:
         """What is nobody's business, as it is."""
-        return {place: states(self.folder / place) for place in ("there", "victim", "data", "site")}
+        return {
+            f"{place}/{path}": state
+            for place in ("there", "victim", "data", "site")
+            for path, state in states(self.folder / place).items()
+        }
 
     def lay(self, situation: Mapping[str, str]) -> dict[str, str]:
         """Lays a situation out; returns what the words of :data:`FORMS` stand for in it."""
@@ -690,9 +694,8 @@ class Cases:
             self.crashes.append(f"{what}: {end} {text[-300:]}")
         others = self.world.others()
         if others != self.world.untouched:
-            for place, before in self.world.untouched.items():
-                changed = [path for path, _ in others[place].items() ^ before.items()]
-                self.watch.seen += [f"changed {place}: {sorted(changed)[:4]}"] if changed else []
+            changed = {path for path, _ in others.items() ^ self.world.untouched.items()}
+            self.watch.seen.append(f"changed {sorted(changed)[:4]}")
             self.world.untouched = others
         usual = (
             "\n\t\r" if name.startswith("kd.") else "\n\t"
@@ -747,8 +750,7 @@ def main() -> None:
     }
     cases.call("tune", known["tune"], "search", {})  # until its trial would begin
     world.finish_search()
-    shutil.rmtree(world.folder / "kept_home")
-    shutil.copytree(world.home, world.folder / "kept_home", symlinks=True)
+    restore(world.folder / "kept_home", world.home)
     cases.harm.clear()
     taken = {}
     for name, door in chosen.items():

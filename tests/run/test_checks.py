@@ -1,17 +1,7 @@
 """Names of runs, and values that need each other."""
 
-from kd.config.kinds import wrong
-from kd.run import keys
 from kd.run.checks import notes_on_patches
 from kd.run.request import translate
-
-
-def test_names_of_runs() -> None:
-    kind = keys.schema()["name"].kind
-    assert wrong(kind, "first-try") == ""
-    assert wrong(kind, "../x").startswith(
-        "must be letters, digits, . + - _ alone, the first a letter"
-    )
 
 
 def test_a_size_that_patches_do_not_divide_is_noted() -> None:

@@ -152,32 +152,25 @@ def test_starts_differ_by_their_weights_alone(run: Path, pale: Path, prints: Com
     assert [row[0] for row in table.rows] == ["random", "distilled"]
 
 
-def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
-    """The student as the pre-trained start: the same halves, the same pictures, so no difference at all."""
-    same = shutil.copy(run / "student.safetensors", tmp_path / "same.safetensors")
-    out = tmp_path / "figures.json"
-    items = [f"pays={pictures}", f"pretrained={same}", "seeds=2", f"out={out}"]
-    assert main("eval", [str(run), *items]) == 0
-    probe = measured(run)
-    starts = probe["starts"]
-    assert starts["pretrained"] == starts["distilled"]
-    assert len(starts["distilled"]) == 2
-    over_pretrained = probe["gains"][1]
-    assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
-    assert read_json(out)["probe"] == probe
-
-
 def test_pretrained_weights_come_from_the_hub(
     run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``pretrained=true``: timm's weights of the student's architecture, by the real client; here the student's own."""
+    """``pretrained=true``: timm's weights of the student's architecture, by the real client; here the student's own, so
+    the same halves and pictures show no difference at all.
+    """
+    out = tmp_path / "figures.json"
     state = student_of(run)
     weights = timm.create_model(TAGGED, num_classes=1000).state_dict()
     weights.update(state)  # all but the classifier, which the student lacks
     with hub_with(TAGGED, weights, tmp_path / "hub", monkeypatch):
-        assert main("eval", [str(run), f"pays={pictures}", "pretrained=true", "seeds=2"]) == 0
-    starts = measured(run)["starts"]
+        items = [f"pays={pictures}", "pretrained=true", "seeds=2", f"out={out}"]
+        assert main("eval", [str(run), *items]) == 0
+    probe = measured(run)
+    starts = probe["starts"]
     assert starts["pretrained"] == starts["distilled"]
+    assert len(starts["distilled"]) == 2
+    assert probe["gains"][1] == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
+    assert read_json(out)["probe"] == probe
 
 
 def test_useless_weights_do_not_pay(

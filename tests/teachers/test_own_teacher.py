@@ -31,11 +31,6 @@ IMAGES = torch.randint(
 )
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw_folder(tmp_path_factory.mktemp("pictures"))
-
-
 def module(teacher: object, losses: dict[str, Any], **more: Any) -> kd.DistillationModule:
     student = tiny_vit()
     own = {"task": kd.Classification(len(CLASSES)), "prepare": preprocess_for(student, 32), **more}

@@ -355,18 +355,6 @@ def test_speed_as_an_objective(recipe: Path) -> None:
     assert 0 < speed[1] < speed[2]
 
 
-def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
-    recipe: Path, refusal: Command
-) -> None:
-    overlay = recipe.parent / "overlay.yaml"
-    overlay.write_text("trainer: {callbacks: [tests._kills.KillAtStep]}\n")
-    for trust, told in (
-        ([], "trust=tests._kills, or --trust"),
-        (["trust=tests._kills"], "nothing to search"),
-    ):
-        assert told in refusal("tune", [f"recipe={recipe}", f"config={overlay}", *trust])
-
-
 def test_a_search_keeps_no_secret_in_its_journal(recipe: Path) -> None:
     """Everyone who may read the search's folder reads it."""
     address = "https://hooks.example/T0/hush"
