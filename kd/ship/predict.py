@@ -162,9 +162,8 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
     """
     if suffix == ".csv":
         cells = [row_cells(row) for row in rows]
-        columns = cells[
-            :1
-        ]  # the first row's dict: as a row of the table it gives its keys, the header
+        # the first row's dict: iterated by csv_text, it gives its keys, the header
+        columns = cells[:1]
         return csv_text([*columns, *(of_row.values() for of_row in cells)])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
