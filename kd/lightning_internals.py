@@ -83,10 +83,10 @@ def make_loader_again(trainer: Trainer) -> None:
 
 
 def without_sigterm_broadcasts(trainer: Trainer) -> None:
-    """Removes the broadcast by which Lightning asks in each training batch whether the first process has received SIGTERM,
-    and the one in its handler, which answers.
+    """Removes two broadcasts of Lightning's: the one in each training batch, by which all processes learn whether the first
+    has received SIGTERM, and the one in its signal handler.
 
-    Each batch of several processes would wait for it, and for the device. In training
+    Each batch of several processes would wait for the first one, and for the device. In training
     :class:`kd.callbacks.preemption.Preemption` handles signals. Before and after it Lightning's handler still notes
     SIGTERM, and sends it to processes that this one has started. To be called before the training.
     """

@@ -120,6 +120,7 @@ class Preflight(Callback):
         self._keep_as_it_comes = is_off
         if is_off:
             return
+        # the weights as loaded are kept where the student inherits them afterwards
         keep = not run.module.resumed and run.student.start == "inherited"
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         teachers = self._judge_teachers(trainer, run, self.kept)

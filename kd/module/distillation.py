@@ -243,7 +243,7 @@ class DistillationModule(Inference):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _notes_on_the_pace(self, pace: Pace) -> Iterator[str]:
-        """Lines about what the user may not expect of how the run goes through its batches; none where all is usual.
+        """Lines that tell the user what is unusual about the run's steps and batches, one for each case; none else.
 
         ``pace``: steps of the run and of an epoch.
         """

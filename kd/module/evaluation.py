@@ -234,7 +234,8 @@ def look_at(
     batches: Iterable[Batch],
     device: torch.device,
 ) -> Labelled:
-    """Features of the split ``probe`` by model; each process runs its share, and all get the whole.
+    """Features of the split ``probe`` by model, in the order of its pictures; each process runs its share, and all get the
+    whole.
 
     Every process must call this, with equally many batches: a batch's padding (index -1) is run and then left out.
 
