@@ -151,7 +151,7 @@ class MeasuredTeacher:
         self.prepare = prepare
         self.passed = passed
         self.spreads: dict[object, Tensor] = {}
-        """Filled by the :class:`~kd.distill.inherit.layers.BlockTargets` of the block that ran last; emptied for the next."""
+        """Filled by the :class:`~kd.distill.inherit.layers.BlockTargets` of the block that ran last."""
         self._grid: object = None
         self._next = 0  # the block that reads _streams
         self._streams: list[Tensor] = []  # of each part, before block _next
