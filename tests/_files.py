@@ -1,6 +1,7 @@
 """Files that tests read and write whole."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,8 @@ def write_yaml(file: Path, content: Any) -> None:
 def json_lines(file: Path) -> list[Any]:
     """What each line of a file holds."""
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_lines(file: Path, contents: Iterable[Any]) -> None:
+    """Writes a file of JSON lines anew."""
+    file.write_text("".join(json.dumps(content) + "\n" for content in contents))

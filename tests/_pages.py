@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.records import SCHEMA, RunRecords
-from tests._files import json_lines, write_json
+from tests._files import json_lines, write_json, write_lines
 from tests._runs import summary_of
 
 BROWSER = next(
@@ -60,7 +60,7 @@ def write_run(
     records.mkdir(parents=True)
 
     def save(name: str, lines: list[dict[str, Any]]) -> None:
-        (records / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(records / name, lines)
 
     mean = {"data": 10 * slow, "h2d": 1, "teacher": 90, "student": 20, "loss": 3, "backward": 40, "communication": 5,
             "optimizer": 6, "logging": 2, "checkpoint": 1}  # fmt: skip
@@ -136,7 +136,7 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     lines = json_lines(steps)
     lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
     lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
-    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(steps, lines)
     summary = summary_of(folder)
     write_json(folder / "summary.json", summary | {"wall_s": 3600 * hours, "world_size": devices})
     write_json(

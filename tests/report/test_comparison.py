@@ -10,7 +10,7 @@ import pytest
 from kd.cli import report_main
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from tests._files import json_lines, read_yaml, write_json, write_yaml
+from tests._files import json_lines, read_yaml, write_json, write_lines, write_yaml
 from tests._helpers import Command
 from tests._pages import made, sections_of
 from tests._runs import summary_of
@@ -145,7 +145,7 @@ def test_cost_of_a_step_with_a_second_kind_of_machine(
         steps = folder / "records" / "phases.rank0.jsonl"
         lines = json_lines(steps)
         lines[-1] |= {"p": {"student": lines[-1]["steps"] * float(took)}}
-        steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(steps, lines)
     assert report_main([str(folder) for folder in folders]) == 0
     rows = {
         row[0]: row[1:]

@@ -17,7 +17,7 @@ from kd.report.evaluated import run_table
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from tests._files import json_lines, write_json
+from tests._files import json_lines, write_json, write_lines
 from tests._helpers import ROOT, Command
 from tests._pages import BROWSER, FLAGS, section, write_run
 from tests._runs import run as trained
@@ -370,7 +370,7 @@ def test_a_running_runs_page_is_written_while_it_trains(tmp_path: Path) -> None:
     lines = json_lines(file)
     lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
     lines[0]["teacher"] = {"arch": "vit_large_patch16_224", "params": 1, "val": {"acc1": 0.8}}
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(file, lines)
     answer = json.loads(subprocess.run(ask, check=True, capture_output=True).stdout)
     assert answer["verdict"]["bound"] == "teacher" and not answer["failures"]
     assert '"every":10' in page.read_text()

@@ -1,6 +1,5 @@
 """What another input would cost: GPUs that wait for batches, on a machine with too few cores for them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from kd.cli import report_main
 from kd.report.costs import input_costs
 from kd.report.facts import Facts
 from kd.report.rules import Explained
-from tests._files import json_lines
+from tests._files import json_lines, write_lines
 from tests._pages import made, run_of, sections_of
 
 STEP, REST = 192.0, 86.0
@@ -78,7 +77,7 @@ def test_the_page_has_the_table(tmp_path: Path) -> None:
     }
     count = lines[-1]["steps"]
     lines[-1]["p"] = {"data": count * (STEP - REST), "student": count * REST}
-    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(steps, lines)
     assert report_main([str(folder)]) == 0
     table = next(
         s

@@ -21,7 +21,7 @@ from kd.report.records import PHASES, RunRecords, read_run
 from kd.report.rules import Explained
 from kd.report.sections import PAGE, report
 from kd.report.step_facts import known_utilisation
-from tests._files import write_json
+from tests._files import write_json, write_lines
 
 VALUES = (0, 0.0, 1, 2.5, 100.0, 1e-12, 1e9)
 STEPS = 40
@@ -107,7 +107,7 @@ def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
 
 def write(file: Path, lines: list[dict[str, Any]]) -> None:
     file.parent.mkdir(exist_ok=True)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(file, lines)
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -51,8 +51,7 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: li
     plain, sharded = (train(recipe, *strategy, *more) for strategy in (PLAIN, deepspeed(stage)))
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
     a, b = (student_of(folder) for folder in (plain, sharded))
-    for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     of_plain, of_sharded = (summary_of(folder) for folder in (plain, sharded))
     assert of_sharded["student"]["params"] == of_plain["student"]["params"]
     account = of_sharded["optimizer_state"]
@@ -93,8 +92,7 @@ def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
     folder = cut / "tiny" / "000"
     ranks(recipe, cut, *three[:3], *deepspeed(3), "trainer.callbacks=[]", resume=folder)
     a, b = (student_of(runs / "tiny" / "000") for runs in (whole, cut))
-    for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
 def ranks(
