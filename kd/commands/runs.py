@@ -155,7 +155,7 @@ def _described(folder: Path) -> dict[str, Any]:
 def _number(values: Json, name: str) -> float | None:
     """A finite number of a summary; None for anything else."""
     value = values.get(name)
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return value if isinstance(value, float | int) and math.isfinite(value) else None
 
 
 def _table_of_runs(rows: list[dict[str, Any]]) -> Table:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -234,9 +234,7 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
                     getattr(client, operation)(**request)
                     made.append(operation.removeprefix("create_"))
         except BaseException:
-            for part, name_key in PARTS.items():
-                if part in made:
-                    getattr(client, f"delete_{part}")(**{name_key: name})
+            _remove(client, name, made)
             raise
 
 
@@ -248,9 +246,17 @@ def delete(name: str) -> int:
     Args:
         name: of the endpoint; its configuration and its model have the same.
     """
-    client = aws_session().client("sagemaker")
+    left = _remove(aws_session().client("sagemaker"), name, PARTS)
+    print(f"kd-launch: {name}: its archive stays in the bucket: {name}/model.tar.gz")
+    return int(left)
+
+
+def _remove(client: Any, name: str, parts: Collection[str]) -> bool:
+    """Removes the given parts of an endpoint and prints what was removed; whether one is left. A refusal is printed."""
     left = False
     for part, key in PARTS.items():
+        if part not in parts:
+            continue
         try:
             with boto_errors(f"{part} is left"):
                 getattr(client, f"delete_{part}")(**{key: name})
@@ -261,5 +267,4 @@ def delete(name: str) -> int:
             else:
                 left = True
                 print(f"kd-launch: {name}: {error}")
-    print(f"kd-launch: {name}: its archive stays in the bucket: {name}/model.tar.gz")
-    return int(left)
+    return left

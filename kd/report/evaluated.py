@@ -481,7 +481,7 @@ def disputed_parts(found: Json, images: Sequence[str] = ()) -> Parts:
     count = found["disputed"]
     pictures = found["pictures"]
     note = (
-        f"{count:,} of {pictures:,} labels of {found['split']} ({count / pictures:.1%}) are disputed: a fit of "
+        f"{count:,} of {pictures:,} labels of {found['split']} ({ratio(count, pictures):.1%}) are disputed: a fit of "
         f"the {found['judge']}'s features to the other pictures names another class"
     )
     rows = []

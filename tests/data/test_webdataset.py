@@ -150,6 +150,10 @@ def test_what_can_not_be_read_is_named(tmp_path: Path, pictures: Path) -> None:
         (shard(tmp_path / "none.tar", [{"a.cls": b"0"}]), "no pictures in 1 shard(s)"),
         (shard(tmp_path / "twice.tar", [good, good]), "holds a.jpg twice"),
         (
+            shard(tmp_path / "long.tar", [{**good, "a.cls": b"7" * 2**21}]),
+            "is no label: 2,097,152 bytes",
+        ),
+        (
             shard(tmp_path / "two.tar", [{**good, "a.png": picture}]),
             "a in " + str(tmp_path / "two.tar"),
         ),

@@ -263,7 +263,7 @@ class DeviceViews:
         Returns:
             ``image`` and ``target``.
         """
-        if images.is_cuda:
+        if images.device.type != "cpu":
             return self._at_once(images, target, plan)
         return self._one_by_one(images, target, plan)
 

@@ -293,10 +293,11 @@ def _read(shard: str, label: str, key: str) -> Shard:
             found = ""
             if ending in members:
                 start, size = members[ending]
+                where = f"{ending} of {name} in {shard}"
+                if size > MAX_LABEL:
+                    raise UserError(f"data.source.label: the {where} is no label: {size:,} bytes")
                 stream.seek(start)
-                found = _label(
-                    stream.read(min(size, MAX_LABEL)), field, f"{ending} of {name} in {shard}"
-                )
+                found = _label(stream.read(size), field, where)
             content.names.append(f"{name}.{pictures[0]}")
             content.places.append([*members[pictures[0]]])
             content.labels.append(found)

@@ -22,6 +22,7 @@ from tests._forks import free_port
 from tests._helpers import ROOT, Command, refuses
 
 boto3 = pytest.importorskip("boto3")
+from botocore.exceptions import ClientError  # noqa: E402
 
 PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test/models",
          "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1"]  # fmt: skip
@@ -82,6 +83,20 @@ def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str])
         "to send it, role, image, bucket: must be given (role=arn:aws:iam::ACCOUNT:role/NAME image="
         in told
     )
+
+
+def test_a_part_that_can_not_be_removed_keeps_no_other(
+    cloud: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: str) -> None:
+        raise ClientError(
+            {"Error": {"Code": "Throttling", "Message": "slow down"}}, "DeleteEndpoint"
+        )
+
+    monkeypatch.setattr(cloud, "delete_endpoint", refused)
+    assert endpoint._remove(cloud, "food", endpoint.PARTS)
+    told = capsys.readouterr().out
+    assert "slow down" in told and "endpoint is left" in told and "food: model not found" in told
 
 
 def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
