@@ -244,10 +244,8 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     if not resumed:
         places["model.student.checkpoint"] = model["student"]["checkpoint"]
     for key, place in places.items():
-        if place and Path(place).is_file():
-            refuse_text(Path(place), key)
-        elif place and not is_url(place):
-            weights_file(Path(place), key)
+        if place and not is_url(place):
+            refuse_text(weights_file(Path(place), key), key)
 
 
 def check_models(words: Sequence[str]) -> list[Path | None]:
