@@ -40,8 +40,8 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
     Args:
         command: its name: ``train`` for ``kd-train``.
         argv: its arguments, without the name; None: those of this process.
-        whole_process: this process ends with the command, without a search for unused objects; so it does where ``argv``
-            is None.
+        whole_process: the caller ends this process right after: Ctrl-C ends it at once, and Python's last search for unused
+            objects is left out. True where ``argv`` is None.
 
     Returns:
         The exit status; 0: all went well; 130 after Ctrl-C.

@@ -21,6 +21,7 @@ from kd.run.request import Request
 from kd.storage.cache_parts import PARTS, Entry, entries_of
 from kd.storage.checkpoints import holder_of
 from kd.storage.elsewhere import Json, mapping_in, mapping_of
+from kd.storage.objects import TIMES
 from kd.storage.writing import remove
 
 HELP = """\
@@ -124,7 +125,8 @@ def _described(folder: Path) -> dict[str, Any]:
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 files[path] = status
-    times = [status.st_mtime for path, status in files.items() if path.name not in PAGES]
+    of_run = [status.st_mtime for path, status in files.items() if path.name not in PAGES]
+    times = [mtime for mtime in of_run if mtime >= TIMES]  # a copy from a store has no time
     has_weights = any(
         path.suffix == ".ckpt" or path.name == "student.safetensors" for path in files
     )

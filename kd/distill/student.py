@@ -67,8 +67,8 @@ class Student(nn.Module):
         note: str = "",
         parent: str = ALL,
     ) -> None:
-        """Stores the arguments, which are the class's, freezes what ``spec.freeze`` names and builds the losses'
-        parameters.
+        """Stores the arguments, which are the class's; changes the model (frozen backbone, outputs in the data's units,
+        DeiT's two heads, SimKD's frozen classifier) and builds the losses' parameters.
 
         Runs the model on two black pictures at least once for each loss over features, to see the shapes that the loss
         reads; without such a loss the model is not run.

@@ -29,8 +29,9 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass_transform()
 def with_arguments(loss: Class) -> Class:
-    """Gives a loss a constructor: its annotated fields are the arguments, in their order, with their defaults.
+    """Gives a loss a constructor: the fields annotated in its own class are the arguments, in order, with their defaults.
 
+    The base's ``__init__`` is not called: ``weight`` must be one of the fields, and ``temperature`` where it is an argument.
     Without it a loss of one's own writes ``__init__`` itself, and calls its base's.
     """
     made: Any = dataclass(eq=False, repr=False)(loss)

@@ -105,7 +105,8 @@ class Resume:
     def check_states(
         self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module
     ) -> None:
-        """Compares what Lightning loads from a checkpoint with this run's own, before it loads any of it.
+        """Checks that what Lightning loads from a checkpoint has the form of this run's own (:func:`check_form`,
+        :func:`check_weights`), before it loads any of it.
 
         Weights, the loop of the fit, precision and counters are compared now. The optimizers are made later: their states,
         and those of the schedules, are kept for :meth:`note`. With FSDP they are made and loaded already, and the schedules

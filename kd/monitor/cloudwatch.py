@@ -77,9 +77,9 @@ def embedded(
 ) -> Json:
     """Numbers in CloudWatch's embedded metric format, the content of one line.
 
-    A value with labels is a metric of its own (``phase_seconds.data``), of the cores their mean: every metric is paid
-    for. Of the rules ``rules_fired``, how many fire, and their names as plain text. NaN and infinite values, and those
-    beyond :data:`MOST`, are left out.
+    A value with labels is a metric of its own (``phase_seconds.data``). As every metric is paid for, of cores there is their
+    mean, and of rules how many fire (``rules_fired``), with their names as plain text. The verdict, NaN, infinite values
+    and those beyond :data:`MOST` are left out.
 
     Args:
         namespace: of the metrics.

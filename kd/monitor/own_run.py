@@ -127,7 +127,8 @@ class OwnRun(Watched):
         return values
 
     def loss_shares(self, trainer: Trainer, terms: Mapping[str, float]) -> dict[str, float]:
-        """Each weighted term's share of the sum of all, without their signs, in [0, 1]; {} where that is 0, NaN or infinite.
+        """Each weighted term's share, in [0, 1], of the sum of their sizes, by the loss's name (``kd``, ``task``); {} where
+        the sum is 0, NaN or infinite.
 
         Args:
             trainer: of the run.

@@ -76,7 +76,8 @@ class Rule:
         return Finding(self.name, text, evidence.get("lever") or self.lever)
 
     def applied_to(self, series: Series, thresholds: Mapping[str, float]) -> Finding | None:
-        """:meth:`__call__` on the series of a run, a machine or a GPU; None also where :attr:`when` does not hold.
+        """The finding where the rule fires on the series of a run, a machine or a GPU; None where it doesn't, or where
+        :attr:`when` is None or False.
 
         Args:
             series: whose names are those of :attr:`reads`, and :attr:`when`.

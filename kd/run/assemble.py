@@ -320,7 +320,8 @@ def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentS
 
 def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
     """The settings of a small student for a teacher whose layers no student can start from, with timm's pre-trained weights
-    where they can be had: a ResNet-18 where the teacher has no attention, else a ViT-Ti.
+    where they can be had: a ResNet-18 where the teacher's layers are known and none is attention, else a ViT-Ti. A
+    line tells the user.
 
     Args:
         spec: the student's settings, of ``arch: auto``; ``inherit: auto`` becomes false.

@@ -23,8 +23,9 @@ def check_parquet(file: Path) -> None:
     """Checks what a parquet file says of its size.
 
     Raises:
-        RefusedFile: it is damaged, or its table is larger than :data:`UNFOLDS` allows; its columns' classes are too many;
-            texts of a column are stored by their common beginnings, which unfold to any size.
+        RefusedFile: no regular file; it is damaged; its table is larger than :data:`UNFOLDS` allows; a column has more than
+            99,999 classes; or texts are stored by their common beginnings, which unfold to any size.
+        OSError: no such file.
     """
     from pyarrow import ArrowException, parquet
 

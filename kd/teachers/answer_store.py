@@ -107,7 +107,7 @@ class AnswerStore:
     Args:
         kind: what is kept and where; a folder of this machine is made where it is missing.
         samples: pictures in the split.
-        views: views a picture; 0: all that are published.
+        views: views a picture; 0 (of a published store alone): all that there are.
         key: the teacher's configuration key, named in errors.
     """
 
@@ -121,8 +121,8 @@ class AnswerStore:
         """Opens the folder's files, or makes them; the arguments are the class's.
 
         Raises:
-            UserError: the folder holds other files or another fingerprint, fewer views are published, the disk has no
-                room, or it can't be written.
+            UserError: the folder holds other files or another fingerprint, fewer views are published, a published
+                store is not whole, the disk has no room, or it can't be written.
         """
         self.kind = kind
         self.samples = samples

@@ -196,10 +196,11 @@ class FrozenTeacher(RunTeacher):
         return logits.to(images.device)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes.
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes; on the model's
+        device, or where the model was when :meth:`to` made it 16 bits. Of a model in shards all processes must call it.
 
         Raises:
-            UserError: the model has no last layer, or two.
+            UserError: there is not one last layer with a weight of its own.
         """
         if self._classifier is not None:
             return self._classifier

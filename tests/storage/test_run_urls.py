@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kd.commands.runs import _described
 from kd.report.records import read_run
-from kd.storage.objects import file_system
+from kd.storage.objects import TIMES, file_system
 from kd.storage.run_urls import (
     fetched_run,
     folder_of_recipe,
@@ -82,7 +83,9 @@ def test_a_finished_run_that_was_fetched_is_finished(recipe_in_store: str) -> No
     header = {"kind": "header", "schema": 1, "of": "steps", "rank": 0, "t": 1.8e9}
     files.pipe_file(f"{path}/000/records/phases.rank0.jsonl", json.dumps(header).encode())
     files.pipe_file(f"{path}/000/summary.json", b'{"status": "done"}')
-    assert read_run(run_at(f"{recipe_in_store}/000")).summary["status"] == "done"
+    folder = run_at(f"{recipe_in_store}/000")
+    assert read_run(folder).summary["status"] == "done"
+    assert _described(folder)["changed"] > TIMES  # kd-runs shows it
 
 
 def test_checkpoints_that_are_not_fetched_need_no_room(

@@ -59,7 +59,8 @@ class DaliCutSet(CutSet):
 
 
 def for_dali(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
-    """A picture's bytes in a form that DALI decodes as kd does: an upright JPEG as it is, any other as a PNG.
+    """A picture's bytes in a form that DALI decodes as kd does: an upright JPEG in grey or RGB as it is, of which only the
+    header is read; any other picture as a PNG.
 
     A picture that becomes a PNG is decoded and encoded again here, uncompressed.
 
@@ -71,7 +72,7 @@ def for_dali(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int
         The file's bytes, height and width in pixels.
 
     Raises:
-        RuntimeError: the picture can't be read, or is too large.
+        RuntimeError: the picture (of such a JPEG the header) can't be read, or is too large.
     """
     size = size_of_plain_jpeg(data, max_pixels)
     if size is not None:

@@ -3,7 +3,7 @@
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -169,14 +169,18 @@ def folder_here(root: str, key: str) -> str:
     return str(folder)
 
 
-def pictures_here(files: Iterable[str], key: str) -> list[str]:
-    """The paths of pictures on this disk, in order: of a URL that of its copy, which is fetched as by :func:`folder_here`.
+def pictures_here(files: Sequence[str], key: str) -> list[str]:
+    """The paths of pictures on this disk, in order: of a URL that of its copy, which is fetched where it is missing or has
+    changed; nothing is removed from the copies.
 
     A picture that the store does not have gets the path that its copy would have.
 
     Args:
         files: paths and URLs.
         key: the setting that names them, for messages.
+
+    Raises:
+        UserError: a folder can't be listed (a web server's) or fetched, or this disk has no room.
     """
     wanted: dict[str, list[str]] = {}  # names by the URL of their folder
     for file in files:

@@ -142,7 +142,7 @@ class Tier:
         return TierLoader(self, len(self.works) - 1, batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
-        """Begins to make the batches of one pass.
+        """Begins to make the batches of one pass; the first one joins the cluster (:meth:`connect`, with its errors).
 
         Args:
             work: number of their kind.

@@ -218,10 +218,11 @@ class Search:
 
 
 def _teacher_of_all(plan: SearchPlan) -> list[str]:
-    """Settings of the teacher that are found out once for all trials, as ``key=value``.
+    """Settings, as ``key=value``, that give all trials the teacher of ``model.teacher.recipe``, found or trained before the
+    first trial (:func:`train_teacher_first`, which also raises).
 
-    A recipe without a teacher's checkpoint trains one here, before the first trial. [] without a teacher, or where a
-    trial may have another one since its settings or the data are searched.
+    [] where that gives none, or where ``model.teacher...`` or ``data.source...`` is searched: trials may then have different
+    teachers.
     """
     searched = [f"{space.key}=" for space in plan.space]
     other_teacher = ("model.teacher", "data.source")
