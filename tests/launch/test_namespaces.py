@@ -65,7 +65,7 @@ def start_on(host: str, items: list[str], log: Path) -> int:
 def items_for(recipe: Path, *more: str) -> list[str]:
     return [
         f"recipe={recipe}", "data.batch_size=4", "trainer.devices=1", "trainer.strategy=kd.strategies.ddp.DDP",
-        f"trainer.strategy.timeout=0:00:{TIMEOUT_S:02d}", "checkpoint.every_n_steps=1", *more,
+        f"rank_timeout_s={TIMEOUT_S}", "checkpoint.every_n_steps=1", *more,
     ]  # fmt: skip
 
 

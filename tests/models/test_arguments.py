@@ -145,5 +145,5 @@ def test_an_index_names_only_files_of_its_folder(shard: str, tmp_path: Path) -> 
     write_json(tmp_path / "config.json", config)
     index = tmp_path / "model.safetensors.index.json"
     write_json(index, {"metadata": {}, "weight_map": {"x": shard}})
-    with refuses(f"{index.name}: must name .*, got '{shard}'"):
+    with refuses(f"{index.name}: must be a plain name .*, got '{shard}'"):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
