@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests wait for processes, signals and time limits, too."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than there are cores: tests wait for processes, signals and time limits, too."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_collection_finish() -> None:
