@@ -166,7 +166,7 @@ def views_of(waits: Waits, launches: Launches) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, Counter[str]]:
-    """Of the third step, by phase."""
+    """Of the second step, by phase."""
     module = grocery_vit()
     assert module.teacher is not None
     module.teacher.identity()  # hashes the weights while they are real
@@ -175,7 +175,7 @@ def counts() -> dict[str, Counter[str]]:
         module.teacher.to(CUDA, torch.bfloat16)
         launches.watch(module)
         optimizer, _ = module.student.build_optimizer(Pace(100, 50))
-        for number in range(3):
+        for number in range(2):
             launches.counts.clear()
             batch = views_of(waits, launches)
             with torch.autocast("cuda", torch.bfloat16), launches.within("losses"):

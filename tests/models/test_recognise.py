@@ -207,7 +207,7 @@ def test_two_words_for_a_family_that_gives_no_start(
     model = timm.create_model("test_efficientnet", num_classes=4)
     torch.save({"module": model.state_dict()}, tmp_path / "teacher.pth")
     own = ["config=debug", "preflight=off", "data.batch_size=4", "trainer.limit_train_batches=1"]
-    own += ["trainer.limit_val_batches=1", f"runs_dir={tmp_path / 'runs'}"]
+    own += ["trainer.limit_val_batches=1", "data.img_size=64", f"runs_dir={tmp_path / 'runs'}"]
     words = [f"data.source.root={pictures}", f"model.teacher.checkpoint={tmp_path / 'teacher.pth'}"]
     weights = timm.create_model("resnet18").state_dict()
     with hub_with("resnet18.a1_in1k", weights, tmp_path / "hub", monkeypatch):
