@@ -252,6 +252,8 @@ def test_crd_remembers_what_it_saw() -> None:
     value.backward()
     seen = torch.nn.functional.normalize(loss.project_student(student), dim=1)
     torch.testing.assert_close(loss.memory_student[index], seen)
+    of_teacher = torch.nn.functional.normalize(loss.project_teacher(teacher), dim=1)
+    torch.testing.assert_close(loss.memory_teacher[index], of_teacher)
     others = [i for i in range(12) if i not in (3, 7)]
     assert torch.equal(loss.memory_student[others], before[others])
     assert loss.project_teacher.weight.grad.abs().sum() > 0
