@@ -188,7 +188,7 @@ class MixPairs:
     def __call__(
         self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Mixes the pairs that chance chooses: :meth:`draw`, then :meth:`apply`.
+        """Mixes the pairs that chance chooses: :meth:`draw`, then :meth:`mixed` and :meth:`labels`.
 
         Args:
             images: uint8 ``(N, 3, H, W)``.
@@ -196,10 +196,14 @@ class MixPairs:
             keys: (index, view) of each picture.
 
         Returns:
-            As :meth:`apply`.
+            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``, also of the pairs that stay. Without mixup
+            and cutmix in the settings, the arguments.
         """
+        if not self.kinds:
+            return images, targets
         _, _, height, width = images.shape
-        return self.apply(images, targets, self.draw(keys, (height, width)))
+        mixes = self.draw(keys, (height, width))
+        return self.mixed(images, mixes), soft_labels(self.labels(targets, mixes), self.num_classes)
 
     def draw(self, keys: Sequence[tuple[int, int]], size: tuple[int, int]) -> list[Mix]:
         """Chooses by chance which pairs of a batch are mixed, and how; the others are not in the list.
@@ -215,20 +219,16 @@ class MixPairs:
                 mixes.append(mix)
         return mixes
 
-    def apply(self, images: Tensor, targets: Tensor, mixes: Sequence[Mix]) -> tuple[Tensor, Tensor]:
-        """Mixes pairs as they were drawn, one after the other: a pair stays in the CPU's cache.
+    def mixed(self, images: Tensor, mixes: Sequence[Mix]) -> Tensor:
+        """Pictures mixed as it was drawn, a pair after the other: a pair stays in the CPU's cache.
 
         Args:
             images: uint8 ``(N, 3, H, W)``, on the CPU; not changed.
-            targets: class ids ``(N,)``; -1 without a label.
             mixes: of different pairs.
 
         Returns:
-            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``, also of the pairs that stay
-            (:meth:`labels`). Without mixup and cutmix in the settings, the arguments.
+            Mixed uint8 pictures ``(N, 3, H, W)``.
         """
-        if not self.kinds:
-            return images, targets
         mixed = images.clone()
         for mix in mixes:
             rows = slice(2 * mix.pair, 2 * mix.pair + 2)
@@ -238,9 +238,7 @@ class MixPairs:
                 mixed[rows][box] = pair.flip(0)[box]
             else:
                 mixed[rows] = _blend(pair, mix.share)
-        ids, shares = self.labels(targets, mixes).unbind(2)
-        soft = torch.zeros(len(targets), self.num_classes)
-        return mixed, soft.scatter_add_(1, ids.long(), shares.float())
+        return mixed
 
     def labels(self, targets: Tensor, mixes: Sequence[Mix]) -> Tensor:
         """Which classes a picture has once pairs are mixed, and how much of each.
@@ -287,6 +285,13 @@ class MixPairs:
         if "box" in parameters:
             return Mix(pair, parameters["lam_adjusted"], *parameters["box"])
         return Mix(pair, parameters["lam"], *NO_BOX)
+
+
+def soft_labels(labels_N22: Tensor, classes: int) -> Tensor:
+    """Labels of :meth:`MixPairs.labels` as float32 probabilities ``(N, classes)``, on their device."""
+    ids_N2, shares_N2 = labels_N22.unbind(2)
+    soft = torch.zeros(len(ids_N2), classes, device=ids_N2.device)
+    return soft.scatter_add_(1, ids_N2.long(), shares_N2.float())
 
 
 def _blend(pair: Tensor, share: float) -> Tensor:

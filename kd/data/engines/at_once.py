@@ -17,7 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchvision.transforms import v2
 
-from kd.data.transforms import Mix
+from kd.data.transforms import Mix, soft_labels
 
 Drawn = Sequence[tuple[int, dict[str, Any]]]
 """Of one transform: a picture's place in the batch, and the parameters that were drawn for it."""
@@ -79,9 +79,7 @@ def finish(
     shares_PK, labels_N22 = numbers[-2:]
     if mixes:
         levels = _mixed(levels, shares_PK)
-    ids_N2, shares_N2 = labels_N22.unbind(2)
-    soft = torch.zeros(len(images), classes, device=images.device)
-    return levels.to(images.dtype), soft.scatter_add_(1, ids_N2.long(), shares_N2)
+    return levels.to(images.dtype), soft_labels(labels_N22, classes)
 
 
 def tensors(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -134,19 +132,26 @@ class Erase(BatchChange):
 
     def numbers(self) -> Tensor:
         """The box of each picture (:func:`_edges`) and its colour, ``(N, H + W + 3)``."""
-        table = torch.zeros(self.shape[0], sum(self.shape[1:]))
+        count, colours, height, width = self.shape
+        table = torch.zeros(count, height + width + colours)
         for place, box in self.drawn:
-            if box["v"] is not None:
-                corners = (box["j"], box["i"], box["j"] + box["w"], box["i"] + box["h"])
-                table[place, :-3] = _edges(corners, self.shape)
-                table[place, -3:] = torch.from_numpy(box["v"]).flatten()
+            if box["v"] is None:
+                continue
+            left = box["j"]
+            top = box["i"]
+            corners = (left, top, left + box["w"], top + box["h"])
+            colour = torch.from_numpy(box["v"]).flatten()
+            table[place] = torch.cat([_edges(corners, self.shape), colour])
         return table
 
     def apply(self, levels: Tensor, numbers: Tensor) -> Tensor:
         """The colour wherever both the row and the column are in the box."""
         rows, columns, colour = numbers.split([*self.shape[2:], 3], dim=1)
-        inside_N1HW = rows[:, None, :, None] * columns[:, None, None, :]
-        return torch.lerp(levels, colour[:, :, None, None].expand_as(levels), inside_N1HW)
+        rows_N1H1 = rows[:, None, :, None]
+        columns_N11W = columns[:, None, None, :]
+        inside_N1HW = rows_N1H1 * columns_N11W
+        colour_N311 = colour[:, :, None, None]
+        return torch.lerp(levels, colour_N311.expand_as(levels), inside_N1HW)
 
 
 class Jitter(BatchChange):
@@ -178,19 +183,22 @@ class Jitter(BatchChange):
                     # torchvision cuts off the levels, and the greys: half a level on average.
                     rows.append((strength, grey, mean, -0.5 * (1 + grey + mean)))
         padded = [[(rows + UNCHANGED)[:TURNS] for rows in pair] for pair in sides]
-        changes = torch.tensor(padded)
-        of_all = [(changes @ WAYS).flatten(1), NEXT.expand(count, -1), SIXTHS + 6 * hues]
-        return torch.cat(of_all, dim=1)
+        changes = torch.tensor(padded) @ WAYS
+        starts = SIXTHS + 6 * hues
+        return torch.cat([changes.flatten(1), NEXT.expand(count, -1), starts], dim=1)
 
     def apply(self, levels: Tensor, numbers: Tensor) -> Tensor:
         """The changes before the turn of the hue, that turn, and the changes after it; whole levels 0..255."""
         changes, of_next, starts = numbers.split([2 * TURNS * 21, 9, 3], dim=1)
         before, after = changes.view(-1, 2, TURNS, 21).unbind(1)
+        of_next_N33 = of_next.view(-1, 3, 3)
+        starts_N31 = starts[:, :, None]
+        has_hue = any(parameters[STRENGTHS[HUE]] for _, parameters in self.drawn)
         levels_N3L = levels.flatten(2)
         for i in range(TURNS):
             levels_N3L = _changed(levels_N3L, before[:, i])
-        if any(parameters[STRENGTHS[HUE]] for _, parameters in self.drawn):
-            levels_N3L = turn_hue(levels_N3L, of_next.view(-1, 3, 3), starts[:, :, None])
+        if has_hue:
+            levels_N3L = turn_hue(levels_N3L, of_next_N33, starts_N31)
         for i in range(TURNS):
             levels_N3L = _changed(levels_N3L, after[:, i])
         return levels_N3L.round().view_as(levels)
@@ -204,9 +212,12 @@ def _changed(levels_N3L: Tensor, numbers: Tensor) -> Tensor:
         numbers: of each picture the matrices A and B ``(3, 3)``, row by row, and c for each colour.
     """
     of_pixel, of_mean, added = numbers.split([9, 9, 3], dim=1)
+    of_pixel_N33 = of_pixel.view(-1, 3, 3)
+    of_mean_N33 = of_mean.view(-1, 3, 3)
     mean_N31 = levels_N3L.mean(2, keepdim=True)
-    added_N31 = torch.baddbmm(added[:, :, None], of_mean.view(-1, 3, 3), mean_N31)
-    return torch.baddbmm(added_N31, of_pixel.view(-1, 3, 3), levels_N3L).clamp_(0, 255)
+    added_N31 = torch.baddbmm(added[:, :, None], of_mean_N33, mean_N31)
+    changed_N3L = torch.baddbmm(added_N31, of_pixel_N33, levels_N3L)
+    return changed_N3L.clamp_(0, 255)
 
 
 def turn_hue(levels_N3L: Tensor, of_next_N33: Tensor, starts_N31: Tensor) -> Tensor:
@@ -224,11 +235,15 @@ def turn_hue(levels_N3L: Tensor, of_next_N33: Tensor, starts_N31: Tensor) -> Ten
     """
     value, largest = levels_N3L.max(1, keepdim=True)
     chroma = value - levels_N3L.amin(1, keepdim=True)
-    next_less_following = torch.bmm(of_next_N33, levels_N3L).gather(1, largest)
+    differences_N3L = torch.bmm(of_next_N33, levels_N3L)
+    next_less_following = differences_N3L.gather(1, largest)
     start_N3L = torch.add(starts_N31 + 1, largest, alpha=2)
-    hue_N3L = torch.addcdiv(start_N3L, next_less_following, chroma.clamp_min(1e-6))
-    distance = hue_N3L.remainder_(6).sub_(3).abs_().clamp_(1, 2)
-    return torch.addcmul(value.sub(chroma, alpha=2), chroma, distance)
+    divisor = chroma.clamp_min(1e-6)  # of a grey pixel
+    hue_N3L = torch.addcdiv(start_N3L, next_less_following, divisor)
+    from_middle = hue_N3L.remainder_(6).sub_(3)
+    distance = from_middle.abs_().clamp_(1, 2)
+    value_less_two_chromas = value.sub(chroma, alpha=2)
+    return torch.addcmul(value_less_two_chromas, chroma, distance)
 
 
 def _edges(box: Sequence[int], shape: torch.Size) -> Tensor:

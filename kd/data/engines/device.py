@@ -27,6 +27,7 @@ from kd.data.transforms import (
     Whole,
     blank,
     seeded,
+    soft_labels,
     train_transform,
 )
 from kd.errors import UserError
@@ -280,7 +281,9 @@ class DeviceViews:
         for transform, drawn in self._changes(plan):
             for place, parameters in drawn:
                 images[place] = transform.transform(images[place], at_once.tensors(parameters))
-        images, target = self.mix.apply(images, target, plan.mixes)
+        if plan.labels is not None:
+            images = self.mix.mixed(images, plan.mixes)
+            target = soft_labels(torch.from_numpy(plan.labels), self.mix.num_classes)
         return {"image": images, "target": target}
 
     def _changes(self, plan: Plan) -> list[tuple[v2.Transform, list[Step]]]:
