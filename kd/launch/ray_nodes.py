@@ -204,23 +204,35 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
     check_ray()
     host, port = address = _address(cluster)
     os.environ["RAY_ADDRESS"] = f"{host}:{port}"
+    try:
+        with _node_here(host, port) as node:
+            _wait_for(address, node)
+            _wait_for_data(f"{host}:{port}", cluster.data_nodes, node)
+            yield
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+
+
+@contextmanager
+def _node_here(host: str, port: int) -> Iterator[_Node | None]:
+    """Ray on this machine, which the machine's first process starts and ends; None in the others.
+
+    Args:
+        host: of the first machine, the head.
+        port: of its Ray.
+    """
     if _is_above_zero("LOCAL_RANK", "SLURM_LOCALID"):
-        _wait_for(address)  # the machine's first process starts it
-        _wait_for_data(f"{host}:{port}", cluster.data_nodes)
-        yield
+        yield None
         return
     if _is_above_zero("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"):
-        _wait_for(address)
+        _wait_for((host, port))
         where = [f"--address={host}:{port}"]
     else:  # the first machine
         where = ["--head", f"--port={port}", "--include-dashboard=false", *_own_address(host)]
     node = _start(*where, "--num-cpus=0", role="train")
     try:
-        _wait_for(address, node)
-        _wait_for_data(f"{host}:{port}", cluster.data_nodes, node)
-        yield
+        yield node
     finally:
-        os.environ.pop("RAY_ADDRESS", None)
         node.end()
 
 

@@ -217,16 +217,20 @@ class Search:
         return text
 
 
+OF_TEACHER = ("model.teacher", "data.source", "data.on_bad_image", "data.val_fraction=", "seed=")
+"""How searched keys begin that change what a teacher learns from: one trained for other splits has seen a trial's
+validation pictures."""
+
+
 def _teacher_of_all(plan: SearchPlan) -> list[str]:
     """Settings, as ``key=value``, that give all trials the teacher of ``model.teacher.recipe``, found or trained before the
     first trial (:func:`train_teacher_first`, which also raises).
 
-    [] where that gives none, or where ``model.teacher...`` or ``data.source...`` is searched: trials may then have different
-    teachers.
+    [] where that gives none, or where a search changes the teacher or the pictures that it may learn from
+    (:data:`OF_TEACHER`): then each trial finds or trains its own.
     """
     searched = [f"{space.key}=" for space in plan.space]
-    other_teacher = ("model.teacher", "data.source")
-    if any(word.startswith(other_teacher) for word in searched):
+    if any(word.startswith(OF_TEACHER) for word in searched):
         return []
     if not teachers_in(plan.config["model"]):
         return []

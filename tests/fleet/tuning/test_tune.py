@@ -17,6 +17,7 @@ pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
 from kd.errors import needs_extra
+from kd.fleet.tuning import search
 from kd.fleet.tuning import study as studies
 from kd.fleet.tuning.confirm import compared
 from kd.fleet.tuning.plan import _objective, plan
@@ -243,6 +244,18 @@ def test_the_machine_is_dealt_without_overlap() -> None:
         assert len(set(sum(shares, ()))) == sum(len(share) for share in shares)
     assert sorted(sum((slot.gpus for slot in slots), ())) == ["0", "1", "2", "3"]
     assert slots[0].variables()["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+def test_a_teacher_serves_all_trials_only_where_they_share_its_pictures(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "train_teacher_first", lambda *_: {"model.teacher.checkpoint": "t"})
+    space = {"optim.lr": "[0.1]", "data.val_fraction": "[0.1, 0.2]", "seed": "[1, 2]"}
+    shared = []
+    for key, values in space.items():
+        planned = plan(Request(str(recipe), overrides=[f"search.{key}={values}"]))
+        shared.append(search._teacher_of_all(planned))
+    assert shared == [["model.teacher.checkpoint=t"], [], []]
 
 
 def test_without_optuna_one_line_names_the_extra(
