@@ -20,14 +20,14 @@ __all__ = ["Memory", "apply_auto", "restore_auto"]
 
 
 def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher | None:
-    """Measures what the settings leave to it: batch size, loader processes, and whether a cache pays.
+    """Measures and sets what the settings leave to ``auto``: batch size, loader processes, and whether a cache pays.
 
     The module's ``setup`` calls it before training, on every rank. The order matters: how long loading takes, and so
     whether a cache pays, depends on the batch size and the loader processes.
 
     Args:
         run: the module, attached to its trainer; its teacher is in place, and its losses are settled unless it resumes.
-        data: gets the batch size and workers that were measured, and follows the cache.
+        data: gets the batch size and workers that were measured, and what :func:`_follow` sets.
 
     Raises:
         UserError: a batch too small for a loss that compares its samples, or larger than the training set; ``auto`` where
@@ -35,8 +35,8 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
             one that can't be opened.
 
     Returns:
-        The teacher, behind a cache of its answers where that is set, or pays, and a loss reads the teacher; None without
-        a teacher.
+        The teacher that answers in training: behind a cache of its answers where a loss reads it and a cache is set, or
+        ``auto`` finds that one pays; else the teacher itself. None without a teacher.
     """
     _tune(run, data)
     check_batch(run.student.objective.active, data.batch_size, run.trainer.world_size)
@@ -48,13 +48,14 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
 
 
 def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) -> None:
-    """Lets the data repeat the views that a cache has answers for, and its loaders read what the cache keeps.
+    """Sets ``data.views`` and ``data.reading`` as the teacher's cache needs them; without a cache both become None.
 
-    Without a cache each epoch has views of its own, and pictures are decoded; that undoes an earlier call.
+    With a cache the data repeats the views that the cache has answers for, and the loaders read what it keeps. Without one
+    each epoch has new views, and pictures are decoded.
 
     Args:
         data: its ``views`` (how many views of a picture before they repeat; None: they never do) and ``reading`` (how
-            loaders read the caches; None: without one) are set.
+            loaders read the caches) are set.
         answering_teacher: behind a cache or not; None without a teacher.
     """
     views = [cache.views for cache in caches_of(answering_teacher).values()]
@@ -102,8 +103,10 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
 def _choose_cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> RunTeacher:
-    """The teacher behind its cache where it has one, or where ``cache=auto`` finds that it pays; else the teacher
-    itself.
+    """The teacher behind its cache where ``cache`` is ``on`` or ``only``, or is ``auto`` and a cache pays; else the
+    teacher itself.
+
+    Of several teachers each one whose ``cache`` is ``off`` answers live. For ``auto`` rank 0 measures and prints the reason.
 
     Raises:
         UserError: a teacher in shards, ``auto`` for some of several teachers only, or a cache that can't be opened; it
@@ -138,16 +141,16 @@ def restore_auto(
     data: DistillationDataModule,
     before: bool,
 ) -> RunTeacher | None:
-    """The teacher with or without a cache, whichever the resumed run had, where ``cache=auto`` chose.
+    """Where ``cache=auto`` chose: the teacher with a cache if the interrupted run had one, else without.
 
-    A cache repeats its views, so with another choice the resumed run would see other pictures than the one before. The
-    module calls it on every rank when a checkpoint is loaded, in a fit after :func:`apply_auto` has chosen anew.
+    A cache repeats its views, so with another choice the resumed run would see other pictures than the interrupted one. The
+    module calls this on every rank when a checkpoint is loaded; in a fit :func:`apply_auto` has chosen anew before.
 
     Args:
         run: the module, attached to its trainer.
-        answering_teacher: with the cache that was chosen now, or without.
-        data: follows the choice.
-        before: whether the run began with a cache.
+        answering_teacher: the run's teacher, or the cache before it that :func:`apply_auto` has chosen.
+        data: where the choice changes, its ``views`` and ``reading`` are set to suit.
+        before: whether the interrupted run had a cache.
 
     Returns:
         The teacher that answers in training; ``answering_teacher`` itself where nothing is to change.

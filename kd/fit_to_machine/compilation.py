@@ -36,7 +36,7 @@ AS_WRITTEN = ""
 """Stands for a model that is not compiled."""
 WORTH_TRYING_S = 300.0
 """Seconds that a model computes over the whole run, from which compiling is tried: that takes about a minute."""
-LAUNCHING = 0.9  # of a call's time the host launches: the GPU waits for it
+LAUNCHING = 0.9  # share of a call's time for the host's launches, from which the GPU counts as waiting for the host
 
 
 def choose_compilation(
@@ -72,7 +72,7 @@ def choose_compilation(
 
 def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[str, str]:
     """Compiles in place, in its chosen mode, each model that ``compile=auto`` leaves to the machine; one without a mode runs
-    as it is written.
+    as it is written. Nothing is done where :func:`may_compile` is False.
 
     What a compiler refuses in training runs as it is written, and torch says so: where a model is compiled, torch's
     ``suppress_errors`` is set, for the whole process.
@@ -82,10 +82,10 @@ def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[st
         chosen: by :func:`choose_compilation`, now or in the run that this one resumes.
 
     Raises:
-        UserError: a mode that there is not.
+        UserError: a mode other than :data:`PLAIN`, :data:`GRAPHS` and :data:`AS_WRITTEN`.
 
     Returns:
-        The modes of the models that are compiled.
+        The modes of the models that are compiled, by key.
     """
     if not may_compile(run.trainer):
         return {}
@@ -127,7 +127,7 @@ def _left_to_the_machine(run: AttachedModule) -> Iterator[tuple[str, Student | F
 def _fastest_modes(
     run: AttachedModule, data: DistillationDataModule, keys: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """The mode of each model in ``keys`` and why, in words; called by the first process alone."""
+    """The fastest mode of each model in ``keys``, and a line that says why; called by the first process alone."""
     device = run.trainer.strategy.root_device
     images = a_batch(data).to(device)
     batches = batches_of(run.trainer, data)
@@ -145,7 +145,10 @@ def _fastest_modes(
 def _part_of_a_step(
     run: AttachedModule, owner: Student | FrozenTeacher, images: Tensor, mode: str
 ) -> Callable[[], object]:
-    """A call of the student's forward and backward, or of a teacher, on ``images``; by a copy in ``mode``."""
+    """A function without arguments that runs ``images`` through a copy of the owner's model, compiled in ``mode``.
+
+    A student runs forward and backward, a teacher forward alone.
+    """
     if isinstance(owner, Student):
         return partial(learner(run, images.device, mode or False), images)
     teacher = copy.copy(owner)
@@ -166,8 +169,8 @@ def fastest_mode(
     fast. A mode that fails is left out, with its error in the reason. The time of compiling itself decides nothing.
 
     Args:
-        ready: gives, for a mode, a call of the model on a batch.
-        batches: of the run.
+        ready: takes a mode, and returns a function that runs the model, in this mode, on a batch.
+        batches: how many the run has.
         device: of the model.
         graphs: whether CUDA graphs may be tried, where the host's launches take the time.
     """
@@ -200,7 +203,7 @@ def fastest_mode(
 
 
 def _launching_share(call: Callable[[], Any], device: torch.device) -> float:
-    """Share of a call's time after which the host has launched all of it, in 0..1."""
+    """Share of a call's time, in 0..1, that the host takes to launch its work; near 1 the GPU waits for the host."""
     begin = clock(device)
     call()
     launched = clock(torch.device("cpu")) - begin

@@ -100,9 +100,8 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step, in ms, on a batch of the training set; leaves the student as it is.
 
     Loading is timed on 32 pictures at most, which this process decodes as validation shows them (no augmentation), and
-    scaled to the batch. Compute is timed on a whole batch of them, repeated, in this process alone; the optimizer's step is
-    left out. A teacher that answers from elsewhere (a file, an address), or several of which
-    one does, count as 0 ms.
+    scaled to the batch. Compute is timed on a whole batch, which repeats these pictures, in this process alone; the
+    optimizer's step is left out. A teacher of stored answers, or several of which one is of these, counts as 0 ms.
 
     Args:
         run: the module, attached to its trainer.
@@ -173,7 +172,7 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     """The largest batch of a process that fits into memory, in pictures, and one line that says why.
 
     Called by the first process alone, so nothing in it may be a collective. The size is counted (:class:`Memory`) and, on a
-    GPU, then tried: one that does not go through is cut by a fifth until it does.
+    GPU, then tried: one that does not go through is cut by a fifth until it does, or is 1.
 
     Args:
         run: the module, attached to its trainer.
@@ -242,10 +241,10 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     """The fewest loader processes of a rank with which a step is within :data:`NEAR` of the fastest, and a message; all
     ranks must call it together.
 
-    It tries 0, 1, 2, ... under the real step. It ends when two more processes have not made it faster by :data:`NEAR`, or at
-    the rank's share of the cores (:func:`kd.processes.cores_of_rank`) less one: at 1 where that is less and there are two
-    cores or more, and at the smallest of all ranks' numbers. All ranks find the same, as each trial's time is
-    the slowest rank's. torch's random generators are as before afterwards.
+    It tries 0, 1, 2, ... under the real step. It ends when two more processes have not made the step faster by :data:`NEAR`,
+    or at the most that the cores allow: a rank's share of them (:func:`kd.processes.cores_of_rank`) less one, but 1 at least
+    on a machine of two cores or more; of all ranks the smallest counts. All ranks find the same number, as each trial's time
+    is the slowest rank's. torch's random generators are as before afterwards.
 
     Args:
         run: the module, attached to its trainer.
@@ -327,7 +326,7 @@ def _trial_ms(
     data.num_workers = num_workers
 
     def begun() -> Iterator[Any]:
-        """The loader's batches after those that it had ready at the start."""
+        """Learns the batches that the loader had ready at the start; returns an iterator over the others."""
         batches = iter(data.trial_loader(ahead + steps))
         for _ in range(ahead):
             learn(next(batches))
@@ -341,7 +340,7 @@ def _trial_ms(
             learn(batch)
         return 1000 * (clock(device) - start) / steps
 
-    # a picture that can't be read ends all processes, of which others may read other pictures
+    # in_each: where one process can't read a picture, all end with its error
     batches = in_each(begun)
     strategy.barrier()
     return largest(strategy, in_each(timed))
@@ -350,12 +349,12 @@ def _trial_ms(
 def cache_pays(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> tuple[bool, str]:
-    """Whether a cache of the teacher's answers is worth its disk, and why, in one line.
+    """Whether a cache of the teacher's answers is worth its disk, and one line that says why.
 
     It is worth it where the run becomes :data:`WORTH` times as fast, and what is still to be written takes no more than
-    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk. It is not, without a measurement, where a cache can't give
-    what the losses or the data need, or where no view comes again and hardly any answers are cached already. Rank 0 alone
-    calls it.
+    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk. Nothing is timed, and the result is False, where a cache
+    can't give what the losses or the data need, where the disk lacks room, or where no view comes again and less than a
+    tenth of the answers is cached already. Rank 0 alone calls this.
 
     Args:
         run: the module, attached to its trainer.

@@ -82,7 +82,7 @@ class Memory:
         optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
         shards: over how many processes the optimizer's state lies; 1: it is whole in each.
         per_picture: bytes that the student's forward of one picture keeps for the backward pass.
-        per_step: bytes that they keep whatever the number of pictures, such as weights that autocast has cast.
+        per_step: bytes that a forward keeps whatever the number of pictures, such as weights that autocast has cast.
     """
 
     def __init__(self, run: AttachedModule) -> None:

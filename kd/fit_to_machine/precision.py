@@ -87,7 +87,8 @@ def _seconds_of_product(matrix: Tensor) -> float:
 def choose_kernels(
     trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool
 ) -> None:
-    """On a GPU, sets how float32 matrices are multiplied and, of CNNs, whether cuDNN times its convolutions.
+    """On a GPU, sets how float32 matrices are multiplied; cuDNN times its convolutions where ``benchmark`` allows it and a
+    model is a CNN.
 
     These are process-wide settings of torch; on other devices nothing is done. A CNN is a model with two convolutions or
     more: a ViT's only one, its patch embedding, is not worth the timing.

@@ -1,7 +1,7 @@
 """Which machines a job has, and which of them this is: read from what the launcher left in the environment.
 
 ``env`` is the process's environment in all functions; ``machines`` are SageMaker's machines by name, None outside its
-jobs.
+jobs. A variable that should hold a whole number and does not is a UserError in all of them (:func:`whole_number`).
 """
 
 import hashlib
@@ -355,7 +355,8 @@ def whole_number(
 
 
 def _evenly(name: str, processes: int, parts: int, machines: str) -> int:
-    """``processes`` divided by ``parts``: the machines, or, of ``parts`` machines, the processes on each.
+    """``processes / parts``, a whole number: of machines, where ``parts`` counts the processes of one; else of processes on
+    each of ``parts`` machines.
 
     Args:
         name: the variable that has the number of processes.

@@ -57,7 +57,7 @@ def _address(cluster: Cluster) -> tuple[str, int]:
 def _own_address(host: str) -> list[str]:
     """The argument of ``ray start`` with the address by which other machines know this one, in a list.
 
-    Ray itself would take the address of the way to the internet.
+    Ray itself would take the address of the interface that leads to the internet.
 
     Args:
         host: this machine's name or address.
@@ -67,7 +67,7 @@ def _own_address(host: str) -> list[str]:
     """
     with suppress(OSError, UnicodeError), socket.socket(type=socket.SOCK_DGRAM) as own:
         address = socket.gethostbyname(host)
-        own.bind((address, 0))  # it may be one that leads here from outside
+        own.bind((address, 0))  # fails for an address that no interface of this machine has
         if address.startswith("127."):
             return []
         return [f"--node-ip-address={address}"]
@@ -189,8 +189,8 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         engine: ``data.engine`` of the run.
 
     Raises:
-        UserError: the job has machines that prepare data, and the run does not use them; Ray is not installed; or a
-            machine has not come in :data:`WAIT_S` seconds.
+        UserError: the job has machines that prepare data, and the run does not use them; Ray is not installed;
+            ``KD_RAY_PORT`` is no port; or a machine has not come in :data:`WAIT_S` seconds.
         RunError: Ray has ended on this machine while this process waited.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
@@ -337,7 +337,7 @@ def prepare_data(cluster: Cluster) -> int:
                 down = 0
             else:
                 down += 1
-            if not down:
+            if not down:  # at the training's end the node may end by itself
                 node.check()
     finally:
         node.end()

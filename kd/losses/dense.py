@@ -137,8 +137,9 @@ def _channel_wise(student: Tensor, teacher: Tensor, valid: Tensor, temperature: 
 
 
 def _log_softmax_over_positions(logits: Tensor, valid: Tensor, temperature: float) -> Tensor:
-    """``(N, C, H, W)`` -> ``(N, C, H W)``; ``valid``, ``(N, 1, H W)``: the positions that take part. All others get the
-    probability 0, but where none takes part: there all are alike.
+    """``(N, C, H, W)`` -> ``(N, C, H W)``; ``valid``, ``(N, 1, H W)``: the positions that take part.
+
+    The others get the probability 0. In a picture where no position takes part all get the same one.
     """
     scaled = logits.flatten(2) / temperature
     nothing = torch.finfo(torch.float32).min

@@ -43,8 +43,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def directions(x: Tensor, dim: int, eps: float = 1e-12, noise: Tensor | float = 0.0) -> Tensor:
     """Vectors over ``dim`` divided by their length; one of length 0 stays 0 and has no gradient.
 
-    :func:`torch.nn.functional.normalize`, which has a gradient of ``1 / eps`` there: two equal pictures in a batch, or
-    a position where a ReLU lets nothing through, would outweigh all others.
+    With :func:`torch.nn.functional.normalize` it would have a gradient of ``1 / eps``: two equal pictures in a batch, or a
+    position where a ReLU lets nothing through, would outweigh all others.
 
     Args:
         x: ``(..., D, ...)``.
@@ -57,7 +57,9 @@ def directions(x: Tensor, dim: int, eps: float = 1e-12, noise: Tensor | float = 
 
 
 def rounding(x: Tensor, dim: int) -> Tensor:
-    """What rounding may leave of equal numbers over ``dim`` once their mean is subtracted: a length, ``dim`` kept."""
+    """The largest length that rounding may leave of equal numbers over ``dim`` once their mean is subtracted; ``dim`` is
+    kept, without a gradient.
+    """
     return 10 * torch.finfo(x.dtype).eps * x.detach().norm(2, dim, keepdim=True)
 
 

@@ -207,7 +207,7 @@ class OrthogonalProjection(Float32, Projection):
         return F.linear(channels_last, weight).movedim(-1, 1)
 
     def fit(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Sets the rotation that brings the centred inputs nearest to the centred outputs.
+        """Sets the weight to the rotation that brings the centred inputs nearest to the centred outputs.
 
         ``W = U V'`` of the singular value decomposition ``y' x = U S V'`` (Schönemann, A Generalized Solution of the
         Orthogonal Procrustes Problem, 1966).

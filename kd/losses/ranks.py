@@ -69,14 +69,15 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def share_of_the_step(counts: Tensor, counts_of_window: Tensor, batches: int) -> Tensor:
-    """How much each mean of this batch counts, so that all together are means over an optimizer step's targets.
+    """Factors for this batch's means, so that with those of a step's other batches they make means over all the step's
+    targets.
 
     A step reads B batches (an accumulation window) on each of P processes. A mean over ``n`` labelled pictures, where
     all these batches have ``N`` together, counts ``n * B * P / N``: the trainer divides by B, DDP by P. Exactly 1 where
     all have as many. With several processes all must call it.
 
     Args:
-        counts: ``(T,)`` int64, of each of T means how many targets of this batch it is over.
+        counts: ``(T,)`` int64, how many targets of this batch each of T means is over.
         counts_of_window: ``(T,)`` int64, the same of all B batches of this process.
         batches: B.
 

@@ -244,9 +244,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         index: Tensor | None = None,
         **extra: Tensor,
     ) -> Tensor:
-        """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar.
+        """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` -> scalar.
 
-        With several processes all call it, with the same N.
+        Afterwards both memories move towards this batch's embeddings, in training or not. With several processes all call
+        it, with the same N.
 
         Raises:
             ValueError: no indices: the loss remembers every sample by its number.

@@ -79,6 +79,7 @@ class Standardizer(KnownOnHost, Float32):
         x = wide(features.detach())
         if is_map:
             x = x.movedim(1, -1)
+        # after a load the host does not know yet how many batches the statistics have
         if self.known is None or (self.training and not self._is_complete):
             self._take_in(x.flatten(0, -2))
         x = self._standardized(x)

@@ -149,7 +149,7 @@ class DistillationModule(Inference):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts, settles, measures and compiles.
         """
-        if self._ended:
+        if self._ended:  # teardown has put the user's model back
             self._exchange_given()
         keep_targets_exact(self.trainer)
         data = self.data
@@ -226,8 +226,8 @@ class DistillationModule(Inference):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The student's optimizer (sharded with ``optim.zero``), with its schedule.
 
-        Lightning calls it after :meth:`configure_model`, and steps the schedule after every optimizer step. Rank 0 prints
-        what may surprise in them.
+        Lightning calls it after :meth:`configure_model`, and steps the schedule after every optimizer step. Sets
+        ``planned_epochs``; rank 0 prints :meth:`_notes_on_the_pace`.
 
         Raises:
             UserError: settings of ``optim`` that need another batch size, loader or number of processes.
@@ -243,7 +243,7 @@ class DistillationModule(Inference):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _notes_on_the_pace(self, pace: Pace) -> Iterator[str]:
-        """Lines that tell the user what is unusual about the run's steps and batches, one for each case; none else.
+        """A message to the user for each setting of steps, batches or epochs that may have an unexpected effect in this run.
 
         ``pace``: steps of the run and of an epoch.
         """
@@ -308,7 +308,10 @@ class DistillationModule(Inference):
         return batch
 
     def _check_targets(self, batch: Batch) -> None:
-        """Refuses targets of a loader of the user's own, still on the host, in another form than the task's."""
+        """Raises a UserError for targets of the user's own loader, still on the host, that have not the task's form.
+
+        In training the student's objective checks them. Targets that nothing reads (prediction, no metrics) pass.
+        """
         if self.trainer.training:
             self.student.objective.check_targets(batch)
             return
@@ -319,8 +322,9 @@ class DistillationModule(Inference):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Prepares a step: passes the epoch to the losses, whose schedules follow it, and seeds dropout and the like.
 
-        The seed is of (seed, epoch, batch, rank), so that a resumed run draws what the uninterrupted one drew. With loaders
-        of the user's own the random numbers are the user's too. ``batch_idx`` is that of the epoch.
+        Keeps, for :meth:`training_step`, whether the step is logged, and the factor of its loss. The seed is made of the
+        data's seed, the epoch, the batch and the rank, so that a resumed run draws the numbers of an uninterrupted one. With
+        loaders of the user's own nothing is seeded. ``batch_idx`` counts from the epoch's start.
         """
         self.student.objective.set_epoch(self.current_epoch, self.planned_epochs)
         self._logs = logs_now(self.trainer)
@@ -391,8 +395,9 @@ class DistillationModule(Inference):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
 
-        Lightning calls it with all other parts in ``checkpoint`` already. A classifier that is made of the teacher's is
-        brought up to date first (SimKD), and so is that in ``checkpoint``, but where its weights are copies (DeepSpeed's).
+        Lightning calls it with all other parts in ``checkpoint`` already. A classifier that is made of the teacher's (SimKD)
+        is brought up to date first. Its weights in ``checkpoint`` share its memory, so they change too; those of DeepSpeed
+        are copies, and stay.
         """
         self.student.take_classifier()
         checkpoint.update(self.resume.content(self.data, bool(self.caches), self.compiled))

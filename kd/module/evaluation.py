@@ -54,7 +54,7 @@ def look(
 
     Args:
         batch: ``image`` and ``target`` of N pictures; ``index``, where the loader gives it; ``decided``, the teacher's
-            decisions, where they are known: then the teacher does not run.
+            decisions, where they are known: then the teacher does not run, and ``taught`` is empty.
         task: fits logits to targets: those of a segmentation are resized to the masks.
         teacher: its logits may be of several teachers; None: without one.
         students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
@@ -134,7 +134,7 @@ class Validation:
         """Adds a batch to the metrics; padding is left out.
 
         A student without a classifier is compared with the teacher's features instead; without a teacher nothing is
-        added.
+        added. Sets :attr:`taught` for a student with a classifier.
 
         Args:
             batch: on the student's device.
@@ -348,16 +348,16 @@ class Answers:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: a row for each picture, in place of one that it has had.
+        """Adds a batch: a row for each picture; it replaces an earlier row of the same picture.
+
+        A column's name is ``label``, ``student`` or ``teacher``, followed by an ending from :meth:`kd.tasks.Task.rows`,
+        which may be empty.
 
         Args:
             student: its logits, or numbers that it predicts, ``(N, C)``.
             teacher: likewise; None without a teacher.
             target: class ids ``(N,)``, or labels or numbers ``(N, C)``.
             index: the pictures' numbers ``(N,)``.
-
-        A model's columns are its name (``label``, ``student``, ``teacher``) with each ending that the task's rows have,
-        of which one may be empty.
         """
         columns: dict[str, Sequence[str]] = {}
         named = {"label": target, "student": student, "teacher": teacher}

@@ -41,7 +41,8 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 def pairs_for_fits(
     trainer: Trainer, data: DistillationDataModule
 ) -> Callable[[int, bool], SampledPictures]:
-    """A function as of :func:`sample_for_fits`, but its pictures come with their targets, and are decoded one after another.
+    """A function as of :func:`sample_for_fits`, but its pictures come with their targets, and are decoded one after another,
+    anew in each pass over them.
 
     Where its second argument is true it gives only pictures that have a class id, labels or numbers.
     """

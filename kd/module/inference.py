@@ -60,7 +60,7 @@ class Inference(LightningModule):
         return module.to(map_location)
 
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits | None:
-        """Adds one batch to the student's metrics; padding (index -1) is left out.
+        """Adds one batch to the student's metrics; padding (index -1) is left out. None as of :meth:`Validation.add`.
 
         Lightning hands the result to callbacks as ``outputs``, which read it by
         :func:`kd.callbacks.context.validation_logits`.
@@ -76,10 +76,15 @@ class Inference(LightningModule):
         self.log_dict(self.validation.results())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures ``(N, 3, H, W)``, uint8 or as the model wants them -> what the weights that count give, float.
+        """Runs the student, with the moving average's weights where there is one.
 
-        The weights that count are the moving average's where there is one. Logits ``(N, C)`` (dense: ``(N, C, H', W')``;
-        without a classifier features ``(N, D)``).
+        The mode (training or not) and gradients are the caller's.
+
+        Args:
+            images: ``(N, 3, H, W)``, uint8, or float as the model wants them.
+
+        Returns:
+            Logits ``(N, C)`` (dense: ``(N, C, H', W')``), without a classifier features ``(N, D)``.
         """
         return self.student.logits(images)
 
@@ -88,9 +93,9 @@ class Inference(LightningModule):
         return self(as_batch(batch)["image"])
 
     def test_step(self, batch: object, batch_idx: int) -> ValidationLogits | None:
-        """As a step of validation, in the same metrics: :meth:`on_test_epoch_end` gives them other names.
+        """As :meth:`validation_step`, with the same metrics, which :meth:`on_test_epoch_end` logs under ``test/``.
 
-        The teacher's decisions that are known of the validation pictures are not used.
+        The teacher's stored decisions and answers are not used, as they are of other pictures.
         """
         return self.validation.add(as_batch(batch), self._runs_in_step(), "test")
 

@@ -31,7 +31,8 @@ class PictureOutcomes:
     ) -> None:
         """Adds a batch: logits ``(N, C, ...)`` of both, targets ``(N, ...)``, the pictures' numbers ``(N,)``.
 
-        ``teacher`` is None where there is none; then :meth:`of` knows no teacher.
+        Unusable answers are counted in :attr:`invalid`. ``teacher`` is None where there is none; then ``of("teacher")`` is
+        None.
         """
         for model, answer in (("student", student), ("teacher", teacher)):
             if answer is None:
@@ -55,8 +56,8 @@ class PictureOutcomes:
     def order(self) -> np.ndarray:
         """The places of the labelled pictures in the joined batches, ordered by the pictures' numbers.
 
-        Of a regression all places: its NaN rows stay, for :class:`kd.proof.certificate.Outcomes`. Of several labels a
-        picture those, too, are left out to which the student's answer has a NaN.
+        A regression keeps all places: :class:`kd.proof.certificate.Outcomes` takes its NaN rows. With several labels a
+        picture, a NaN in the student's answer leaves the picture out too.
         """
         places = np.argsort(np.concatenate(self.numbers))
         values = np.concatenate(self.values["student"])

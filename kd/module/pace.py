@@ -17,7 +17,7 @@ from kd.optim import Pace, short_window
 
 
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
-    """How a run goes through its steps, from Lightning's counts: after its training loader is made.
+    """How a run goes through its optimizer steps, from Lightning's counts, which need its training loader to be made.
 
     Args:
         trainer: of the run.
@@ -74,9 +74,10 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 
 def window_factor(trainer: Trainer, batch_idx: int) -> float:
-    """Factor of a batch's loss, which the trainer divides by ``accumulate_grad_batches``: 1, but in an epoch's last step.
+    """Factor of a batch's loss: above 1 in an epoch's last optimizer step if that accumulates fewer batches, else 1.
 
-    That may accumulate fewer batches: their losses are scaled up, so that it too follows their mean.
+    The trainer divides each loss by ``accumulate_grad_batches``. The factor undoes this for the missing batches, so that the
+    last step, too, follows the mean of its batches.
 
     Args:
         trainer: of the run.
@@ -106,9 +107,9 @@ def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
 def logs_now(trainer: Trainer) -> bool:
     """Whether this step's values are logged: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
 
-    It is so every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
-    step. Called from ``on_train_batch_start`` to ``training_step``, for the step under way. Of an epoch's first batch they
-    are for ``trainer.callback_metrics``, which the bar reads, where no logger is due.
+    True every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
+    step. Called from ``on_train_batch_start`` to ``training_step``, for the step under way. An epoch's first batch is logged
+    for ``trainer.callback_metrics``, which the bar reads, also where no logger takes it.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     return (

@@ -168,10 +168,11 @@ class Resume:
         check_form(self._schedules, schedules, f"resume: {trainer.ckpt_path}: lr_schedulers")
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
-        """Applies this run's own settings to the restored optimizer (rates, decays, switches), at the position that the
-        samples seen give; with ``trainer.max_steps`` so many steps of the schedule are left as of the run.
+        """Applies this run's own settings to the restored optimizer (rates, decays, switches), and moves its schedule to
+        where this run continues (:func:`_position`).
 
-        Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's numbers stay.
+        Nothing is done in a run that does not resume. With a loader of the user's own only switches and words are applied
+        (:func:`kd.optim.take_words`); the checkpoint's numbers stay.
 
         Args:
             trainer: with one optimizer, and its schedule.
@@ -200,9 +201,11 @@ class Resume:
 
 def _position(trainer: Trainer, epoch: int, batches: int) -> int:
     """The optimizer step at which this run's schedule continues after ``epoch`` epochs and ``batches`` batches of the next
-    one: as many as these make, or with ``trainer.max_steps`` what :func:`kd.optim.steps_done` gives.
+    one.
 
-    Batches are this run's, of one process; ``trainer.accumulate_grad_batches`` of them make a step.
+    It is the number of steps that these make; with ``trainer.max_steps`` it is chosen so that the schedule ends where the
+    run ends (:func:`kd.optim.steps_done`). Batches are this run's, of one process; ``trainer.accumulate_grad_batches`` of
+    them make a step.
     """
     accumulate = trainer.accumulate_grad_batches
     per_epoch = math.ceil(trainer.num_training_batches / accumulate)

@@ -29,8 +29,8 @@ SINGLE = {"fused": None, "foreach": False, "capturable": False}
 def check_form(value: object, expected: object, place: str) -> None:
     """Compares a state with the run's own: the same kind, the same keys or fewer, the same lengths, finite numbers.
 
-    It looks into mappings and lists, part by part. What is true or false in the run's own may be null; a number may not.
-    Words and dtypes must be equal.
+    It looks into mappings and lists, part by part; what is below :data:`OF_LOADERS` is not compared. What is true or false
+    in the run's own may be null; a number may not. Words and dtypes must be equal.
 
     Args:
         value: as it is in a checkpoint.
@@ -57,13 +57,13 @@ def check_form(value: object, expected: object, place: str) -> None:
         for number, part in enumerate(value):
             place_of_part = f"{place}.{number}"
             check_form(part, expected[number], place_of_part)
-    elif wanted := _refused(value, expected):
+    elif wanted := _unmet_demand(value, expected):
         raise UserError(f"{place}: must {wanted}, got {_shown(value)}")
 
 
-def _refused(value: object, expected: object) -> str:
-    """What a checkpoint's value must be, judged by the run's own value: the end of a message, after "must"; "" where it
-    is that.
+def _unmet_demand(value: object, expected: object) -> str:
+    """What is wrong with a checkpoint's value, by the run's own value: the end of a message, after "must"; "" for a value
+    that fits.
 
     A tensor without axes counts as a counter (``step``), and may not be negative, where the run's own is above 0. The
     moment of a weight without axes may be negative. It is told from a counter by its value in the rehearsed step
@@ -79,7 +79,7 @@ def _refused(value: object, expected: object) -> str:
         is_counter = expected.dim() == 0 and bool(expected > 0)
         if is_counter and bool(value < 0):
             return "not be negative"
-        return _not_finite(value)
+        return _demand_if_not_finite(value)
     if expected is None:
         return "" if may_be_null or is_finite else "be null or a number"
     if isinstance(expected, bool):
@@ -91,8 +91,8 @@ def _refused(value: object, expected: object) -> str:
     return "" if value == expected else f"be {_shown(expected)}"  # a word, a dtype
 
 
-def _not_finite(value: Tensor) -> str:
-    """What a tensor with NaN or infinite numbers must do, after "must"; "" for others. Whole numbers are never either."""
+def _demand_if_not_finite(value: Tensor) -> str:
+    """The end of a message, after "must", for a tensor with NaN or infinite numbers; "" for any other."""
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         return "have finite numbers alone"
     return ""
@@ -122,7 +122,7 @@ def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> No
         place: names the checkpoint in the message.
 
     Raises:
-        UserError: whole numbers where the module has fractions, or the other way round; no tensor.
+        UserError: a weight has whole numbers where the module's has fractions, or the other way round; or it is no tensor.
     """
     for name, expected in module.state_dict().items():
         value = state.get(name, expected)
@@ -189,7 +189,7 @@ def _check_optimizer(
             f"got {_shown(groups or state)}"
         )
 
-    # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
+    # on loading torch converts states to the parameter's dtype; in the checkpoint they have its weights' dtype
     converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
     left = dict(contents)
     for i, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
@@ -213,7 +213,9 @@ def _check_optimizer(
             if type(value) is int:
                 settings[key] = float(value)
         check_form(_settings(group), settings, f"{place}: the optimizer's param_groups.{i}")
-    check_form(left, {}, f"{place}: the optimizer's state")
+    check_form(
+        left, {}, f"{place}: the optimizer's state"
+    )  # states of parameters that there are not
 
 
 def _check_state(
@@ -243,7 +245,7 @@ def _check_state(
         for part in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(part, Tensor):
                 continue
-            wanted = _not_finite(part)
+            wanted = _demand_if_not_finite(part)
             if part.numel() != 1 and part.shape != parameter.shape:
                 wanted = f"have the shape {tuple(parameter.shape)}"
             if wanted:

@@ -22,9 +22,8 @@ def settle_once(
 ) -> None:
     """Settles the student's losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
-    To settle is to standardise the teacher's features and, of inherited students alone, to fit the projections of feature
-    losses, from the sample.
-    Every process must call it.
+    To settle is to set, from the sample, the statistics by which feature losses standardise the teacher's features and, for
+    an inherited student alone, to fit the losses' projections. Every process must call it.
 
     A teacher in shards (``is_shared_out``) answers only where all processes run it together: then each process settles
     the losses, and takes over the first one's tensors afterwards.
@@ -33,7 +32,8 @@ def settle_once(
         trainer: of the run.
         student: of the run.
         teacher: of the run, on its device.
-        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
+        sample: takes a number N, and returns as many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every
+            process.
     """
     settle = partial(settle_losses, student, teacher, sample)
     if not teacher.is_shared_out:
