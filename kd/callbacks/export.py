@@ -62,7 +62,8 @@ class Export(Callback):
         is damaged.
 
         None: the student in memory is the one, as no validation has chosen an epoch, or no whole checkpoint is left. Of a
-        sharded student only a checkpoint holds the whole weights: without a best epoch its last one is taken.
+        sharded student only a checkpoint holds the whole weights: without a best epoch its last one is taken. Damage is
+        reported on stderr.
 
         Args:
             trainer: of the run.

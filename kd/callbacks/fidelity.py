@@ -63,7 +63,8 @@ class FidelityRecord(Callback):
         """Takes in the student's logits that the validation step returns.
 
         Logits ``(N, C)`` are compared on the host once they have come there, without a wait; maps, too large to copy, at
-        once where they are.
+        once where they are. The preflight keeps the teacher's logits before, where it has not run
+        (:meth:`~kd.callbacks.preflight.Preflight.keep_as_it_comes`).
         """
         run = RunContext.of(trainer)
         classes = len(run.student.data.classes)
@@ -106,7 +107,7 @@ class FidelityRecord(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts on rank 0, and logs ``val/kl`` (nats) where a teacher was compared by its classes.
 
-        Of a regression nothing is. All ranks must call it.
+        Nothing is logged of a regression. All ranks must call this.
         """
         self._add(wait=True)
         if not is_trial_validation(trainer):

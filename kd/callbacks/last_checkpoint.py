@@ -52,7 +52,7 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the epoch's batch counter right where the checkpoint's run had batches of another size, or other ranks.
+        """Corrects the epoch's batch counter, as the checkpoint's run may have had another batch size or number of ranks.
 
         Lightning calls it before it restores its loops from the same dict, which is changed in place. The counter over
         all epochs stays as it was.

@@ -26,10 +26,11 @@ Tree = TypeVar("Tree")  # nested dicts and lists of plain values
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
-    """A logger's class path and arguments, with what was left at its default put into the run's folder and name.
+    """A logger's class path and arguments; folders and names that were left at their defaults become those of the run.
 
     An argument that equals its default counts as left. A default folder (MLflow's ``mlruns``) lies in the run's folder; a
-    CSVLogger and TensorBoard write to a folder called ``csv`` or ``tensorboard`` there.
+    CSVLogger and TensorBoard write to a folder called ``csv`` or ``tensorboard`` there. MLflow gets a database
+    (:func:`_with_database`).
 
     Args:
         spec: ``class_path`` and ``init_args``; it stays as it is.
@@ -60,7 +61,9 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         default = defaults[key]
         if given.get(key, default) == default:
             folder = ""
-            if key == "save_dir" and isinstance(default, str | Path):  # else None, or it has none
+            if key == "save_dir" and isinstance(
+                default, str | Path
+            ):  # not None, nor without a default
                 folder = Path(default).name
             given[key] = f"{value}/{folder}" if folder else value
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
@@ -93,6 +96,9 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
         given: the arguments in the settings.
         defaults: the class's own, by name.
         runs: the folder of all runs, where the database ``mlflow.db`` lies, unless ``save_dir`` names another.
+
+    Raises:
+        RefusedFile: the database is a link, a folder or anything else but a regular file.
     """
     if given.get("tracking_uri") or defaults["tracking_uri"]:  # the default is MLFLOW_TRACKING_URI
         return given
@@ -128,7 +134,9 @@ class Loggers(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, int]
     ) -> None:
-        """Keeps the step that a resumed run starts at, and makes the loggers where :meth:`on_fit_start` came before."""
+        """Keeps the step that a resumed run starts at, and makes the loggers where :meth:`on_fit_start` has left that to
+        it.
+        """
         self._resumed_at = checkpoint["global_step"]
         if trainer.strategy.restore_checkpoint_after_setup:
             self._make(trainer)

@@ -133,7 +133,7 @@ class Preflight(Callback):
         self._report_limit(trainer)
 
     def _report_limit(self, trainer: Trainer) -> None:
-        """Prints, by the first process, what a run lacks whose teacher's logits did not fit."""
+        """The first process prints what a run lacks where the teacher's logits did not fit; else nothing is printed."""
         if self.kept is not None and self.kept.full and trainer.is_global_zero:
             print(
                 f"preflight: the teacher's logits of the validation pictures take more than {MOST_LOGITS >> 20} MB in a "
@@ -193,7 +193,8 @@ class Preflight(Callback):
         """Runs the teachers over the validation pictures, judges each and looks for remedies: all processes must call it.
 
         A teacher is judged only where at least half of the classes were shown. One that reaches no more than chance is
-        weak where so many pictures prove it.
+        weak where so many pictures prove it. The teacher's decisions go to the module's validation, which then does not run
+        the teacher; :attr:`pictures` is set.
 
         Args:
             trainer: for the sums over processes.

@@ -16,10 +16,10 @@ from kd.progress import CALM, WholeItems, bar, drawn
 
 
 def _batches_of_run(trainer: Trainer, data: DistillationDataModule) -> tuple[int, int]:
-    """How many batches of each process the run has, as large as they are now, 0 without a bound; and how many are done.
+    """How many batches of the present size a process makes in the whole run (0: no bound), and how many of them are done.
 
-    A resumed run may have batches of another size than before. So its place in the epochs is that of the samples seen, and
-    what is left until ``max_steps`` that of its optimizer steps.
+    A resumed run may have batches of another size than before. So the batches that are done are computed from the samples
+    seen, and those left until ``max_steps`` from the optimizer steps made.
     """
     per_epoch = int(trainer.num_training_batches)
     epoch, samples = data.resumed_at or (0, 0)

@@ -146,8 +146,8 @@ class DistillLoss(nn.Module):
         return torch.full((), len(target), dtype=torch.int64, device=target.device)
 
     def warmed_up(self, epochs: int) -> float:
-        """The factor in a linear warm-up over the first ``epochs`` epochs: ``1 / epochs`` in the first of them, 1 from
-        the last of them on. Always 1 without a warm-up (0).
+        """The loss's factor in a linear warm-up over ``epochs`` epochs: ``1 / epochs`` in the first, 1 from the last of them
+        on. Always 1 without a warm-up (0).
         """
         if not epochs:
             return 1.0

@@ -95,7 +95,7 @@ def embedded(
         if name == "cpu_percent":
             of_gauge = {(): mean(list(of_gauge.values()))}
         for labels, value in of_gauge.items():
-            if math.isfinite(value) and len(values) < MOST - 1:
+            if math.isfinite(value) and len(values) < MOST - 1:  # one is left for rules_fired
                 metric = ".".join([name, *filter(None, labels)])
                 values[metric] = value
                 units[metric] = UNITS.get(GAUGES[name].unit, "None")

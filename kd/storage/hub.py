@@ -68,7 +68,7 @@ def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name."""
     home = Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
     folder = Path(constants.HF_HUB_CACHE, f"datasets--{path.replace('/', '--')}")
-    # ``datasets`` writes the set's own name in small letters, and a line before each that was large
+    # ``datasets`` writes the name after the slash otherwise (FooBar: foo_bar), so only the owner's is compared
     return folder.exists() or any(home.glob(f"{path.partition('/')[0]}___*"))
 
 

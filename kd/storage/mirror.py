@@ -188,7 +188,7 @@ class Mirror:
                     raise
                 continue
             self._sent[name] = state
-            if name == LATEST:
+            if name == LATEST:  # ``last`` is a second name of last.ckpt, whose time this sets
                 mark_copy(last, there)
                 self._sent[name] = _state_of(last)
                 last.unlink()

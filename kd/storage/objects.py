@@ -92,7 +92,7 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 
     Args:
         attempt: called up to :data:`TRIES` times, with pauses that double, six seconds together.
-        what: went wrong where all fail, for the message.
+        what: begins the message where all fail: what could not be done.
 
     Raises:
         FileNotFoundError: no such file: another try would change nothing. Likewise a FileExistsError.
@@ -269,7 +269,7 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, ObjectState
     Args:
         url: of the folder.
         key: the configuration key that named it.
-        below: those of the folders in it too, at any depth: ``FOLDER/FILE``.
+        below: list the files of the folders in it too, at any depth: ``FOLDER/FILE``.
 
     Returns:
         States (:func:`state_of_object`) by name relative to the folder; {} where there is no such folder.
@@ -301,9 +301,9 @@ def files_below(url: str, key: str, below: bool = True) -> dict[str, ObjectState
 
 
 def state_of_object(info: Mapping[str, Any]) -> ObjectState:
-    """The state of a file in a store, of which fsspec says this: another one where its content may be another.
+    """The state of a file in a store, from fsspec's ``info`` about it; where the content has changed the state differs.
 
-    A store that says nothing of :data:`FACTS_OF_CONTENT` (a plain ``http`` server may) is known by the size alone.
+    A store that says nothing of :data:`FACTS_OF_CONTENT`, such as a plain ``http`` server, has the size alone to differ.
     """
     fact = next((f"{name}={info[name]}" for name in FACTS_OF_CONTENT if info.get(name)), "")
     digits = hashlib.sha256(fact.encode()).hexdigest()[:16]
@@ -346,7 +346,7 @@ def name_in(url: str, key: str) -> str:
 
 
 def url_of_run(url: str, key: str) -> str:
-    """The URL of a run, without a slash at its end; of a recipe's ``latest``, a file with a run's name, that run's.
+    """The URL of a run, without a slash at its end. ``latest`` is a file that holds a run's name: it gives that run's URL.
 
     Args:
         url: of a run, which is not looked for, or of ``latest`` beside the runs.

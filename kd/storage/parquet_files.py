@@ -36,6 +36,7 @@ def check_parquet(file: Path) -> None:
         of_datasets = (metadata.metadata or {}).get(b"huggingface", b"{}")
         json.loads(of_datasets, object_pairs_hook=_with_few_classes)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        # first without the dictionaries, which are read only where all else is small enough
         for size_of in (_stored, partial(_texts, file)):
             size = 0
             for number, column in product(range(len(groups)), range(metadata.num_columns)):
@@ -59,8 +60,8 @@ def _with_few_classes(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def _stored(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
-    """Bytes of a value without what a dictionary stands for, by the ``length`` that its column gives to all; a ValueError
-    for texts that are stored by their beginnings.
+    """Bytes that a value of a column takes, texts aside: at least 8, or the ``length`` of all its values where the column
+    fixes one. A ValueError for texts that are stored by their common beginnings.
     """
     if "DELTA_BYTE_ARRAY" in chunk.encodings:
         raise ValueError("its texts are DELTA_BYTE_ARRAY, which unfolds to any size")
@@ -68,8 +69,10 @@ def _stored(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
 
 
 def _texts(file: Path, chunk: "ColumnChunkMetaData", group: int, _: int | None) -> int:
-    """Bytes of the longest text of a column in a group of rows that has each text once, in a dictionary, and its place in
-    each row; the dictionary is read, and one row.
+    """Bytes of the longest text in the dictionary of a column in one group of rows; 0 where it has no dictionary of texts.
+
+    With a dictionary the file holds each text once, and each row its place: a long one may come any number of times. The
+    dictionary is read, and one row.
     """
     from pyarrow import compute, parquet
 

@@ -170,7 +170,7 @@ def owner_in(folder: Path) -> str:
 
 
 def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = False) -> Path:
-    """The local folder of a run in an object store; what continued here after its last upload stays.
+    """Fetches a run from an object store to its folder on this disk; files that are newer here than its last upload stay.
 
     Args:
         url: of the run, or of ``latest`` beside it.

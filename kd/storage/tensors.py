@@ -56,7 +56,8 @@ def read_checkpoint(file: str | Path, map_location: object = "cpu") -> dict[str,
 
 
 def check_readable(checkpoint: Mapping[str, Any]) -> None:
-    """Checks that what a checkpoint holds can be read back by :func:`read_tensors`; what is not plain is written and read.
+    """Checks that what a checkpoint holds can be read back by :func:`read_tensors`. Parts that are not plain are written to
+    memory and read for it.
 
     Args:
         checkpoint: as Lightning makes it, with each callback's state below ``callbacks``.

@@ -228,7 +228,7 @@ class Task(KeepsDtype):
         return True
 
     def refuses(self, loss: LogitLoss) -> str:
-        """Why a loss over logits is not defined for this task, to stand after the loss's name; empty where it is."""
+        """Why a loss over logits is not defined for this task, to stand after the loss's name; "" where it is defined."""
         if loss.for_numbers:
             return "is defined for numbers alone (model.task=Regression)"
         return "is defined for masks alone (model.task=Segmentation)" if loss.for_maps else ""

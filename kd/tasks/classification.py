@@ -226,7 +226,7 @@ class Classification(Task):
         return (first_unlikely - 0.5) / total
 
     def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
-        """Whether a fine teacher would hardly be right on so few of the pictures (:mod:`kd.proof.luck`).
+        """Whether a good teacher is unlikely to be right on so few of the pictures (:mod:`kd.proof.luck`).
 
         Args:
             value: share of the pictures that the teacher is right on.

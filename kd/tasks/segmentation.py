@@ -121,7 +121,9 @@ class Segmentation(Task):
         )
 
     def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
-        """Whether targets are masks of N pictures whose largest value is a class, or one of no class."""
+        """Whether targets are whole numbers ``(N, H, W)``; on the CPU their largest must also be a class id, 255 or
+        ``ignore_index``.
+        """
         if target.is_floating_point() or target.ndim != 3 or len(target) != pictures:
             return False
         if target.device.type != "cpu":
