@@ -16,9 +16,10 @@ import torch
 import kd
 from kd.report.records import PHASES
 
-# the phase of all that no other one covers: callbacks, loggers, the training loop itself; a plain loop turns to "rest"
+# the phase of all that no other one covers: callbacks, loggers, the training loop itself; in a loop without Lightning
+# (kd.Monitor) that phase is "rest"
 REST = "logging"
-PENDING = 64  # of so many ended steps whose last event the device has not reached, the host waits for the oldest
+PENDING = 64  # ended steps that may wait for the device; at so many, take() waits for the oldest
 
 
 @dataclass
@@ -48,9 +49,9 @@ class StepTimes:
 class Clock:
     """Attributes time to the innermost open phase; phases therefore add up to the step.
 
-    On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
-    count where they run. :meth:`take` reads events steps later; it waits for the device only where the caller wants it or
-    :data:`PENDING` steps are outstanding.
+    On a GPU each change of phase records an event, and a phase's time is the device's time between two events: a wait for
+    data counts only while the device is idle, and kernels count in the phase that launched them. :meth:`take` reads events
+    steps later; it waits for the device only where the caller wants it or :data:`PENDING` steps are outstanding.
 
     Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
     ``checkpoint``.
@@ -64,7 +65,9 @@ class Clock:
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
-        """Begins with a step whose only phase is the rest. It belongs to the thread that makes it.
+        """Begins the first step, in the phase :data:`REST`. The clock belongs to the thread that makes it.
+
+        On Linux it keeps the kernel's file about that thread open, until :meth:`close`.
 
         Args:
             event: as of the class.
@@ -90,8 +93,10 @@ class Clock:
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
         ready_ms = self._ready_ms()
-        self._ready = ready_ms  # the step's waits count from here; moved on by those inside a scope
-        self._ready_aside = ready_ms  # the account when it was read last
+        self._ready = (
+            ready_ms  # the step's ready_ms counts from here; waits inside a scope are added to it
+        )
+        self._ready_aside = ready_ms  # the account when the scope last changed
         self._data_ready = ready_ms  # the account when a wait for data began
         self._step = StepTimes()
         self._host = dict[str, float]()
@@ -133,11 +138,12 @@ class Clock:
         return event
 
     def _mark(self) -> None:
-        """Adds the host's time since the last mark to the phase that is open (or the scope), in ms; called just before
-        either changes, and at a step's end.
+        """Adds the host's time since the last mark to the open phase, in ms. Called just before the phase or the scope
+        changes, and at a step's end.
 
-        Of a wait for data it also adds the CPU time and the wait for a core, in the clock's own thread alone: DDP's hook
-        calls it from autograd's. On a GPU it records the event from which :meth:`take` gets the phase's time there.
+        Inside a scope the time counts to the scope, except in the phase ``checkpoint``. On a GPU it also records the event
+        from which :meth:`take` gets the phase's time there. The CPU time and the wait for a core of the phase ``data`` are
+        added only in the clock's own thread: DDP's hook calls this in autograd's thread.
         """
         now = time.perf_counter()
         phase = self._open[-1]
@@ -158,7 +164,8 @@ class Clock:
     def enter(self, phase: str) -> None:
         """Opens a phase inside the current one; time counts for the innermost alone, until :meth:`leave`.
 
-        ``phase``: one of :data:`PHASES`.
+        Args:
+            phase: one of :data:`PHASES`; one inside itself makes no mark. It is also pushed as a range (``monitor.nvtx``).
         """
         changes = phase != self._open[-1]
         if changes:
@@ -170,7 +177,9 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
-        """Closes the innermost phase; the phase around it continues. The outermost stays open: then nothing happens."""
+        """Closes the innermost phase, and its range; the phase around it continues. Where only the outermost is open,
+        nothing happens.
+        """
         if len(self._open) > 1:
             changes = self._open[-1] != self._open[-2]
             if changes:
@@ -182,26 +191,29 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
-        """Ends the innermost phase and begins ``phase`` in its place; where none was entered, in the place of the rest.
+        """Ends the innermost phase and begins ``phase`` in its place; where none was entered, in place of the outermost.
 
         DDP's hook calls this from autograd's thread, for the communication at the end of the backward pass. The profiler of
-        the training loop calls it for the loader's start, and after each batch has come, to return to the rest. Ranges
-        (``monitor.nvtx``) stay as they are.
+        the training loop calls it with ``data`` for the loader's start, and with the outermost phase once a batch has come.
+        Ranges (``monitor.nvtx``) stay as they are.
         """
         self._mark()
         self._open[-1] = phase
         self._data_begins()
 
     def _data_begins(self) -> None:
-        """Where the innermost phase is ``data``, its waits for a core (``data_ready_ms``) count from now on."""
+        """Where the innermost phase is now ``data``, its waits for a core (``data_ready_ms``) count from here on.
+
+        Called after each change of phase or scope.
+        """
         if self._open[-1] == "data":
             self._data_ready = self._ready_ms()
 
     def within(self, scope: str | None) -> None:
-        """From now on all time but that of the phase ``checkpoint`` counts as ``scope`` (``validation``), which is no
-        phase of the step; :attr:`StepTimes.host_ms` includes it. None ends it, and the open phase counts again.
+        """Opens a scope: from now on all time counts as ``scope`` (``validation``), except in the phase ``checkpoint``.
 
-        A scope within a scope replaces it: after its end none is open.
+        A scope is no phase of the step, but :attr:`StepTimes.host_ms` includes its time. None ends the scope, and the open
+        phase counts again. Scopes do not nest: a second one replaces the first, and after None no scope is open.
         """
         self._mark()
         self._leave_scope_out()
@@ -209,7 +221,10 @@ class Clock:
         self._data_begins()
 
     def _leave_scope_out(self) -> None:
-        """Leaves the waits for a core in an open scope, since the last call, out of the step's ``ready_ms``."""
+        """Takes the waits for a core since the last call out of the step's ``ready_ms``, where they fell into a scope.
+
+        Called where a scope begins or ends, and at a step's end. Reads the account into ``_ready_aside`` in any case.
+        """
         ready = self._ready_ms()
         if self.scope is not None:
             self._ready += ready - self._ready_aside
@@ -242,14 +257,14 @@ class Clock:
         self._begin()
 
     def take(self, wait: bool = False) -> list[StepTimes]:
-        """Ended steps whose times are known, oldest first, each once.
+        """Ended steps whose times are known, oldest first; each is returned once. On a GPU ``phases`` has its times.
 
         Args:
-            wait: wait for all that have ended; else wait only where :data:`PENDING` or more are unknown, for the oldest.
+            wait: wait for all ended steps; else wait only while :data:`PENDING` or more are unknown, for the oldest.
         """
         while self._pending:
             step, first, marks = self._pending[0]
-            if not marks[-1][1].query():
+            if not marks[-1][1].query():  # the device has not reached the step's end
                 if not wait and len(self._pending) < PENDING:
                     break
                 marks[-1][1].synchronize()
@@ -271,7 +286,9 @@ _called_at: float | None = None  # Unix time; None outside of kd's functions
 
 @contextmanager
 def start_counts_from_now() -> Iterator[None]:
-    """Inside, a run's start (:func:`run_start`) counts from here: a program that calls ``kd.train`` may be hours old."""
+    """Inside, :func:`run_start` returns the time at which this context was entered: the program that calls ``kd.train`` may
+    be hours old. Afterwards it returns what it did before.
+    """
     global _called_at
     before = _called_at
     _called_at = time.time()
@@ -282,10 +299,11 @@ def start_counts_from_now() -> Iterator[None]:
 
 
 def run_start(used: bool) -> float:
-    """Unix time at which a run's start began: the call of kd's function, else the program's start.
+    """Unix time at which a run's start began: the call of kd's function (:func:`start_counts_from_now`), else the program's
+    start.
 
     Args:
-        used: whether this process has had a run before; then a start outside of kd's functions is now.
+        used: whether this process has had a run before; then, outside of kd's functions, the run's start is now.
     """
     if _called_at is not None:
         return _called_at
@@ -293,8 +311,10 @@ def run_start(used: bool) -> float:
 
 
 def process_start() -> float:
-    """Unix time when this program began: the import of kd, as the process may have been a shell or an installation before;
-    in a process that was forked after the import, the fork.
+    """Unix time when this program began: the import of kd or the start of this process, whichever is later.
+
+    The process may be older than the import: it may have been a shell or an installation. A process that was forked after
+    the import is younger.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
@@ -333,14 +353,16 @@ class part_of_the_start(ContextDecorator):
         self._began = time.time()
 
     def __exit__(self, *error: object) -> None:
-        """Keeps name, beginning and seconds of an outermost part, also after an error, which passes on."""
+        """Closes the part; of an outermost one it keeps name, beginning and seconds. Errors pass on."""
         part_of_the_start._open -= 1
         if not part_of_the_start._open:
             _parts_of_the_start.append((self.name, self._began, time.time() - self._began))
 
 
 def parts_of_the_start(since: float, until: float) -> dict[str, float]:
-    """Seconds of each named part of the start that began from ``since`` to before ``until`` (Unix times)."""
+    """Seconds by name of the parts that began at ``since`` or later and before ``until`` (Unix times); parts of one name are
+    added up.
+    """
     seconds: dict[str, float] = {}
     for name, began, took in _parts_of_the_start:
         if since <= began < until:
@@ -359,10 +381,10 @@ def run_clock(clock: Clock | None) -> None:
 
 @contextmanager
 def outside_of_the_step(name: str) -> Iterator[None]:
-    """The time of what runs inside counts as ``name``, a scope beside the step such as ``validation``
-    (:meth:`Clock.within`). Afterwards no scope is open.
+    """Counts the time of what runs inside as the scope ``name``, such as ``validation``, in place of the step's phases
+    (:meth:`Clock.within`). Afterwards no scope is open, even where one was before.
 
-    Where no clock runs, no time is counted.
+    Where no clock runs (:func:`run_clock`), no time is counted.
     """
     clock = _running
     if clock is not None:
@@ -396,14 +418,14 @@ class annotate(ContextDecorator):
         self._range: Any = None
 
     def _recreate_cm(self) -> "annotate":
-        """A range of its own for each call of a decorated function, which may call itself; ``contextlib`` calls it."""
+        """A new object for each call of a decorated function, as the function may call itself; ``contextlib`` calls this."""
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":
         """With a running clock (:func:`run_clock`) opens the phase of this name, with its range (``monitor.nvtx``); for a
-        name that is no phase the range alone.
+        name that is not in :data:`PHASES` the range alone.
 
-        Where torch's profiler records, it opens a range there as well. While torch compiles it does nothing.
+        Where torch's profiler records, it also opens a range there, clock or not. While torch compiles it does nothing.
         """
         if torch.compiler.is_compiling():
             return self

@@ -26,12 +26,11 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 
 def loggers_take_this_step(trainer: Trainer) -> bool:
-    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log the step in which
-    ``should_stop`` is set).
+    """Whether the step under way is one of every ``trainer.log_every_n_steps`` optimizer steps, as Lightning counts them.
 
-    ``log_every_n_steps`` counts optimizer steps; 0, with which Lightning logs no step, counts as 1 here. To be called
-    inside a step, up to ``on_train_batch_end``: Lightning counts the step after it. :func:`kd.module.pace.logs_now` adds
-    the first and last batch of an epoch and the run's last step.
+    0, with which Lightning logs no step, counts as 1 here. To be called inside a step, up to ``on_train_batch_end``: only
+    then does Lightning count the step. (Lightning also logs a step in which ``should_stop`` is set; that is not read here.)
+    :func:`kd.module.pace.logs_now` adds the first and last batch of an epoch and the run's last step.
     """
     every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
     steps_done = trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -46,8 +45,11 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Gives the values of an optimizer step to the loggers now, where Lightning would at its end (``log_every_n_steps`` is
-    due, ``should_stop`` or ``fast_dev_run``): for a step that does not reach its end, as the run is stopped in it.
+    """Gives the step's values to the loggers now; for a step in which the run is stopped, as Lightning does so only at a
+    step's end.
+
+    Lightning's own conditions hold: the batch ends an optimizer step, and ``log_every_n_steps`` is due, ``should_stop`` is
+    set or ``fast_dev_run`` is on. Else nothing is logged.
     """
     trainer._logger_connector.update_train_step_metrics()
 
@@ -56,15 +58,15 @@ def log_last_step(trainer: Trainer) -> None:
     """Makes Lightning give the values of an epoch's last step to the loggers, once, whether it would by itself or not.
 
     Called in ``on_train_batch_end``. Lightning decides after this hook, by ``trainer.log_every_n_steps``, by
-    ``fast_dev_run``, and by ``should_stop``, which any later callback may set: so its decision is replaced, for this
-    step alone. With ``log_every_n_steps=0``, by which no step is logged, nothing is changed.
+    ``fast_dev_run``, and by ``should_stop``, which any later callback may set. So the method that decides is replaced on
+    this trainer, until Lightning next calls it. With ``log_every_n_steps=0``, by which no step is logged, nothing changes.
     """
     if trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]  # no step is logged
         return
     connector = trainer._logger_connector
 
     def take_once() -> None:
-        """Lightning calls it once, in the place of its own method, which is there again from now on."""
+        """Puts Lightning's own method back, then logs; Lightning calls this in its place."""
         del connector.update_train_step_metrics
         if trainer.is_last_batch:
             connector.log_metrics(connector.metrics["log"])
@@ -75,7 +77,7 @@ def log_last_step(trainer: Trainer) -> None:
 
 
 def make_loader_again(trainer: Trainer) -> None:
-    """Makes Lightning request the training loader again before it next trains.
+    """Makes Lightning discard the training loader that it has, and request a new one before it next trains.
 
     For a loader that was made before the checkpoint was read: the checkpoint says with which samples the epoch begins.
     """
@@ -86,13 +88,15 @@ def without_sigterm_broadcasts(trainer: Trainer) -> None:
     """Removes two broadcasts of Lightning's: the one in each training batch, by which all processes learn whether the first
     has received SIGTERM, and the one in its signal handler.
 
-    Each batch of several processes would wait for the first one, and for the device. In training
-    :class:`kd.callbacks.preemption.Preemption` handles signals. Before and after it Lightning's handler still notes
-    SIGTERM, and sends it to processes that this one has started. To be called before the training.
+    Each batch of several processes would wait for the first process, and for the device. During the training
+    :class:`kd.callbacks.preemption.Preemption` handles signals. Before and after it Lightning's handler is active: it still
+    sets ``received_sigterm``, and sends SIGTERM to the processes that this one has started. To be called before the
+    training.
     """
     connector = trainer._signal_connector
 
     def note(number: int, _: FrameType | None) -> None:
+        """Lightning's handler, without its broadcast."""
         launcher = trainer.strategy.launcher
         if not connector.received_sigterm and launcher is not None:
             launcher.kill(number)
@@ -112,15 +116,16 @@ def prepare_data_without_groups() -> None:
 
 
 def set_timeout(strategy: Strategy, seconds: float) -> None:
-    """Sets the time-out of the process group that a strategy will join, where its own ``timeout`` was not given.
+    """Sets the time-out of the process group that a strategy will join, unless the user gave the strategy a ``timeout``.
 
-    One that equals Lightning's default (30 minutes) counts as not given.
+    A ``timeout`` that equals Lightning's default (30 minutes) counts as not given. A strategy of a single process, which
+    has no time-out, stays as it is.
 
     Args:
         strategy: has not joined yet.
         seconds: wanted (``rank_timeout_s``).
     """
-    timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
+    timeout = getattr(strategy, "_timeout", None)
     if timeout == default_pg_timeout:
         strategy._timeout = timedelta(seconds=seconds)  # type: ignore[attr-defined]
 
@@ -137,9 +142,7 @@ def run_closure(
     precision: Precision, module: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]
 ) -> object:
     """Runs a step's closure (forward, backward), then the hooks ``on_before_optimizer_step`` and
-    ``configure_gradient_clipping``.
-
-    For a strategy that makes the optimizer's step by itself, which it does next.
+    ``configure_gradient_clipping``. It does not step the optimizer: the calling strategy does so next.
 
     Returns:
         What the closure returns: the loss, or None where ``training_step`` gave none. The hooks run all the same.
@@ -148,7 +151,9 @@ def run_closure(
 
 
 def purge_from(logger: TensorBoardLogger, step: int) -> None:
-    """Makes readers of TensorBoard ignore older events of ``step`` and later; before the logger's first use."""
+    """Makes TensorBoard drop the events of ``step`` and later steps that are in the logger's folder already. To be called
+    before the logger's first use.
+    """
     logger._kwargs["purge_step"] = step
 
 
@@ -171,16 +176,17 @@ class HookedDDP(DDPStrategy):
         self.register_hooks()
 
     def register_hooks(self) -> None:
-        """Registers communication hooks on ``self.model``. This one registers that of the argument ``ddp_comm_hook``, which
-        Lightning does on GPUs alone; a subclass may register its own.
+        """Registers communication hooks on ``self.model``; a subclass may replace this method to register its own.
+
+        Here it is Lightning's: the hook that the strategy's argument ``ddp_comm_hook`` names, and on GPUs alone.
         """
         super()._register_ddp_hooks()
 
     def join_process_group(self) -> None:
         """Joins the process group without Lightning's ``device_id``, which other packages' backends may not take.
 
-        For a subclass whose ``setup_distributed`` replaces Lightning's: it calls ``reset_seed``, as Lightning's does, then
-        this.
+        For a subclass that replaces Lightning's ``setup_distributed``: the subclass calls ``reset_seed`` first, as
+        Lightning's does, then this method.
         """
         self.set_world_ranks()
         environment: Any = self.cluster_environment

@@ -24,10 +24,11 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def python(*words: str) -> list[str]:
-    """A command line of this Python, the one way in which kd starts another: the present folder holds no module of it.
+    """A command line that starts this Python without the present folder on its module path (``-P``); kd starts every Python
+    process with it.
 
-    ``PYTHONPATH`` counts as usual. A ``statistics.py`` in a folder that others write to would be imported in place of
-    Python's own. Processes that libraries start have :data:`SAFE_PATH` from :func:`kd.cli.main`.
+    A ``statistics.py`` in a folder that others write to would else be imported in place of Python's own. ``PYTHONPATH``
+    counts as usual. For processes that libraries start, :func:`kd.cli.main` sets :data:`SAFE_PATH`.
 
     Args:
         words: Python's arguments: ``-m``, the module, and its arguments.
@@ -36,10 +37,8 @@ def python(*words: str) -> list[str]:
 
 
 def core_ids() -> list[int] | None:
-    """Numbers of the cores that this process may run on, ascending; None where the system does not say (macOS).
-
-    The headers of a run's records have them: reports see by them whose use counts, and whether each rank has cores of its
-    own. ``kd-tune`` deals them to its trials.
+    """Numbers of the cores that this process may run on (its affinity), ascending; None where the system does not say
+    (macOS).
     """
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
@@ -47,7 +46,7 @@ def core_ids() -> list[int] | None:
 
 
 def processor() -> str:
-    """The CPU's name for people, as Linux or else Python has it; "CPU" where neither knows it."""
+    """The CPU's model name for people, from ``/proc/cpuinfo`` on Linux, else from Python; "CPU" where neither has one."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -56,10 +55,10 @@ def processor() -> str:
 
 
 def choose_device(name: str | None = None) -> "torch.device":
-    """The device of that name; None: the GPU where there is one, else the CPU.
+    """The device of that name, after a tensor was made on it; None: the CUDA GPU where there is one, else the CPU.
 
     Raises:
-        UserError: it can't be used.
+        UserError: the name is no device, or the device can't be used.
     """
     import torch
 
@@ -74,7 +73,7 @@ def choose_device(name: str | None = None) -> "torch.device":
 
 
 def peak_memory_mb() -> float:
-    """This process's peak memory in MB (2**20 bytes)."""
+    """The most memory of the host that this process has held so far (resident), in MB (2**20 bytes)."""
     status = Path("/proc/self/status")
     if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
         peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
@@ -87,11 +86,11 @@ def peak_memory_mb() -> float:
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """How many CPU cores this process was given, at least 1: by affinity, or by its container if that gives fewer.
+    """How many CPU cores this process may use, at least 1: by affinity, or by its container's limit if that is less.
 
     Args:
-        quota: the container's file (cgroup v2): microseconds of CPU time allowed in a period, and those of the period;
-            ``max`` for no limit. Their ratio is rounded down. Without the file affinity alone counts.
+        quota: the container's file (cgroup v2): microseconds of CPU time allowed in a period (``max`` for no limit), then
+            microseconds of the period. Their ratio is rounded down. Without the file affinity alone counts.
     """
     if hasattr(os, "sched_getaffinity"):
         given = len(os.sched_getaffinity(0))
@@ -104,8 +103,10 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cache_dir() -> Path:
-    """The folder of what kd keeps from run to run (:data:`kd.storage.cache_parts.PARTS`): ``KD_CACHE``, else ``kd`` in the
-    user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet. An empty variable counts as none.
+    """The folder of what kd keeps from run to run (:data:`kd.storage.cache_parts.PARTS`): the variable ``KD_CACHE``, else
+    ``kd`` in the user's cache folder (the variable ``XDG_CACHE_HOME``, else ``~/.cache``).
+
+    The folder is not made here, and may not exist yet. An empty variable counts as not set.
     """
     if os.environ.get("KD_CACHE"):
         return Path(os.environ["KD_CACHE"]).expanduser()
@@ -113,8 +114,11 @@ def cache_dir() -> Path:
 
 
 def shipped(kind: str) -> Path:
-    """The folder of a kind's files that come with kd, ``recipes`` or ``configs``: in a wheel ``kd/_recipes`` and
-    ``kd/_configs``, in a checkout beside ``kd``.
+    """The folder of the recipes or overlays that come with kd: ``kd/_recipes`` or ``kd/_configs`` of an installed wheel; in
+    a checkout ``recipes`` or ``configs`` beside ``kd``.
+
+    Args:
+        kind: ``recipes`` or ``configs``.
     """
     package = Path(__file__).parent
     inside = package / f"_{kind}"
@@ -124,10 +128,10 @@ def shipped(kind: str) -> Path:
 
 
 def is_about_cache(error: BaseException) -> bool:
-    """Whether an error says that the cache folder can't be made or written.
+    """Whether an error comes from a cache folder (:func:`cache_dir`) that can't be made or written.
 
-    That is so of an OSError whose file is the cache folder, a folder above it or a path below it, while the cache folder
-    is missing or not writable.
+    True for an OSError whose file is the cache folder, a folder above it or a path below it, if the cache folder is missing
+    or not writable now.
     """
     if not isinstance(error, OSError) or error.filename is None:
         return False
@@ -143,7 +147,9 @@ LONGEST_FOLDER = 40
 
 
 def own_folder() -> Path:
-    """A new folder for the files of a Ray that is started here, with a path that is short enough for its sockets."""
+    """Makes a new folder for the files of a Ray that this process starts, with a path short enough for Ray's sockets: in
+    ``/tmp`` where the path of the temporary folder is longer than :data:`LONGEST_FOLDER`.
+    """
     base = tempfile.gettempdir()
     return Path(
         tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")
@@ -154,22 +160,24 @@ JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's variable w
 
 
 def in_job() -> bool:
-    """Whether a scheduler (SLURM, LSF, PBS) runs this process: it sends a signal before it ends a job."""
+    """Whether this process runs in a job of a scheduler (SLURM, LSF, PBS), which sends a signal before it ends the job."""
     return any(name in os.environ for name in JOBS)
 
 
 def say_in_handler(text: str) -> None:
-    """Writes a line to stderr from a signal's handler, which may interrupt the code that writes another line.
+    """Writes a line to stderr from a signal's handler, straight to file descriptor 2.
 
-    So it does not use ``sys.stderr``, whose buffer the interrupted code may hold.
+    Not by ``sys.stderr``: the handler may have interrupted code that holds its buffer. On a terminal the line begins on a
+    new line. A closed stderr is no error.
     """
-    on_bar = "\n" if os.isatty(2) else ""  # a progress bar's line has no end yet
+    line_end = "\n" if os.isatty(2) else ""  # of a progress bar that may be shown
     with suppress(OSError):  # a terminal that was closed
-        os.write(2, f"{on_bar}{text}\n".encode())
+        os.write(2, f"{line_end}{text}\n".encode())
 
 
 def stopping(number: int, when: str) -> str:
-    """The line that a training prints at once when a signal comes; for SIGINT another than for all others.
+    """The line that a training prints as soon as a signal comes. For SIGINT it says what a second Ctrl-C does; for all
+    others it names the signal.
 
     Args:
         number: the signal's.
@@ -185,14 +193,14 @@ def stopping(number: int, when: str) -> str:
 
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT may have other handlers; afterwards those from before are set again. Outside of the main
-    thread nothing is set.
+    """Restores the handlers of SIGTERM and SIGINT at its end, whatever was set inside.
+
+    In any thread but the main one it does nothing, as Python sets handlers of signals in the main thread alone.
 
     Args:
-        handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
-            its own (``ray.init`` does).
+        handler: set for both signals inside; called with the signal's number and the frame, as by :func:`signal.signal`.
+            None: none is set here, for code inside that sets its own (``ray.init`` does).
     """
-    # Python sets and runs handlers of signals in this thread alone
     main = threading.current_thread() is threading.main_thread()
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main
@@ -208,7 +216,7 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a Ray error, at most 200 characters: it has the reason, below the traceback.
+    """The last line of an error's text, at most 200 characters; in Ray's errors it has the reason, below the traceback.
 
     The name of the error's class where it has no text.
     """
@@ -225,11 +233,11 @@ def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
 
 
 def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
-    """On a machine with EFA, makes NCCL write its first lines, which name its network, to a file of each process.
+    """On a machine with EFA, makes NCCL log its start, which names its network, to a file of each process.
 
-    Sets NCCL's variables in ``env``; to be called before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in
-    the temporary folder; :func:`nccl_network` reads it. Where ``NCCL_DEBUG`` is set already, nothing is changed; a
-    ``NCCL_DEBUG_FILE`` without it is replaced.
+    Sets NCCL's variables ``NCCL_DEBUG*`` in ``env``; to be called before NCCL makes its first communicator. The file is
+    ``kd-nccl.PID`` in the temporary folder; :func:`nccl_network` reads it. Where ``NCCL_DEBUG`` is set already, nothing is
+    changed; a ``NCCL_DEBUG_FILE`` without it is replaced.
     """
     if "NCCL_DEBUG" not in env and has_efa():
         file = str(Path(tempfile.gettempdir()) / "kd-nccl.%p")
@@ -237,10 +245,11 @@ def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_network(env: MutableMapping[str, str] = os.environ) -> str:
-    """``Libfabric`` (EFA), ``Socket`` (TCP), ...: the last network that this process's log of NCCL names; "" without one.
+    """The network that NCCL uses, by the last that this process's log of NCCL names: ``Libfabric`` (EFA), ``Socket`` (TCP),
+    ...; "" without a log, or where it names none.
 
     Args:
-        env: as :func:`log_nccl` has left it.
+        env: as :func:`log_nccl` has left it; its ``NCCL_DEBUG_FILE`` is the log.
     """
     file = Path(env.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
     text = ""

@@ -20,17 +20,17 @@ from torch.optim import Optimizer
 
 
 def is_timms(kind: type[Optimizer]) -> bool:
-    """Whether a class of optimizers is timm's own Muon, in whose place :func:`own_muon` goes."""
+    """Whether a class of optimizers is timm's own Muon, which kd replaces by :func:`own_muon`'s class."""
     return kind is muon.Muon
 
 
 @cache
 def own_muon() -> type[Optimizer]:
-    """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is.
+    """timm's Muon class with kd's step and iteration. It comes from a copy of timm's module; timm's own stays as it is.
 
-    Made once a process, so that all such optimizers are of one class. That class can't be pickled, as Python imports timm's
-    under its name. In the copy the functions ``zeropower_via_newtonschulz`` and ``muon`` are replaced, which timm's class
-    calls by these names.
+    In the copy two functions are replaced that the class calls by name: ``zeropower_via_newtonschulz`` (the iteration) and
+    ``muon`` (the step). The class is made once a process, so that all such optimizers are of one class. It can't be pickled:
+    by its name Python would import timm's own class.
     """
     spec: Any = muon.__spec__
     module = module_from_spec(spec)
@@ -40,10 +40,10 @@ def own_muon() -> type[Optimizer]:
     together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """The iteration on a matrix ``(out, in)`` or several ``(K, out, in)``, which stays as it is; a new tensor of the
-        same shape.
+        """timm's iteration on a matrix ``(out, in)`` or several ``(K, out, in)``, in float32 on a CPU, else in bfloat16,
+        whatever the gradient's dtype.
 
-        It computes, and gives its result, in float32 on a CPU, else in bfloat16, whatever the gradient's dtype.
+        The gradient stays as it is. Returns a new tensor of the same shape in that dtype.
         """
         if gradient.is_cpu:
             dtype = torch.float32
@@ -54,13 +54,14 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
-        """One step, in place, of the weights of a group that Muon trains (timm's class has AdamW for the rest).
+        """One step, in place, of the weights of a parameter group that Muon trains (timm's class has AdamW for the others).
 
-        By shapes on a GPU or the like. One by one on a CPU, where weights are shards, and with two settings of timm's:
-        ``scale_eps``, by which a tall matrix is treated otherwise than its transpose, and a ``conv_mode`` that takes filters
-        apart. timm's class calls it, with arguments as of :func:`step_by_shapes`.
+        On a GPU or the like weights of one shape are stepped together (:func:`step_by_shapes`, which explains the
+        arguments). They are stepped one by one on a CPU, where weights are shards, and with two settings of timm's:
+        ``scale_eps``, by which a tall matrix gets another result than its transpose, and a ``conv_mode`` that takes filters
+        apart. timm's class calls this.
         """
-        # a shard (DTensor) has no whole matrix to lay beside others
+        # a shard (DTensor) has no whole matrix to stack with others
         plain_tensors = type(params[0].data) is Tensor
         apart = settings["scale_eps"] or settings["conv_mode"] != "flatten"
         if params[0].is_cpu or not plain_tensors or apart:
@@ -112,7 +113,7 @@ def step_by_shapes(
         ns_coefficients: timm's name of its coefficients, or the coefficients themselves.
         eps: of the iteration, the least norm that it divides by.
         safety_factor: of the iteration, a factor of that norm.
-        **_: timm's further arguments, in which a step by shapes has no choice.
+        **_: timm's further arguments, which are not used: the caller takes this step only where they make no difference.
     """
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_lerp_(list(momenta), list(grads), 1.0 - momentum)
@@ -121,7 +122,7 @@ def step_by_shapes(
     else:
         updates = list(momenta)
 
-    # a filter is one row
+    # (out, in, ...) as (out, everything else): each filter is one row
     matrices = [update.flatten(1) for update in updates]
     coefficients = module.resolve_ns_coefficients(ns_coefficients, module._COEFFICIENTS)
     for sides in _by_shape(matrices):
@@ -150,7 +151,8 @@ def step_by_shapes(
 
 
 def _by_shape(matrices: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:
-    """The numbers of the matrices of each shape, tall ones transposed, as ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
+    """Groups matrices by shape, by their numbers in the sequence. A tall one joins the group of its transpose, as
+    ``orthogonal(U^T)`` is ``orthogonal(U)^T``.
 
     Returns:
         A pair for each shape ``(R, C)`` with R <= C: numbers of the matrices ``(R, C)``, and of the tall ones ``(C, R)``.

@@ -36,8 +36,8 @@ class OptimSpec(OptimSettings):
     """
 
     def __post_init__(self) -> None:
-        """Checks the fields, the optimizer's name, and its further arguments by a step on a few numbers; errors as of the
-        class.
+        """Checks the fields, the optimizer's name, ``kwargs`` (by a trial step on a small layer) and the user's schedule;
+        errors as of the class.
         """
         super().__post_init__()
         if self.name not in list_optimizers():
@@ -54,13 +54,12 @@ class OptimSpec(OptimSettings):
             )
 
     def check_resumed(self, before: dict[str, Any]) -> None:
-        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
-
-        New ``kwargs`` that need another state (``amsgrad``) are refused when the states are compared
-        (:func:`kd.module.resumed_state.check_optimizers`).
+        """Refuses settings with which the optimizer state of a checkpoint can't be used; all others may change at a resume.
 
         Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
-        have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number.
+        have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number. New
+        ``kwargs`` that need another state (``amsgrad``) are refused later, when the states are compared
+        (:func:`kd.module.resumed_state.check_optimizers`).
 
         Args:
             before: the settings that the checkpoint was made with, from :meth:`settings`; what is missing is not compared.
@@ -87,17 +86,19 @@ class OptimSpec(OptimSettings):
                 )
 
     def settings(self) -> dict[str, Any]:
-        """Its fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them."""
+        """The fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them; of a schedule of the user's
+        own the name of its class.
+        """
         content = asdict(self)
-        if not isinstance(self.schedule, str):  # a checkpoint holds no objects of the user's own
+        if not isinstance(self.schedule, str):
             content["schedule"] = type(self.schedule).__name__
         return content
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """The optimizer over all trainable parameters of ``modules``, and its schedule, to step once an optimizer step.
+        """The optimizer over all trainable parameters of ``modules``, and its schedule; the caller steps the schedule after
+        each optimizer step.
 
-        ``lr`` is taken as it is: the caller has chosen it for the start and the batch (:func:`for_start`,
-        :func:`scaled_to_batch`).
+        ``lr`` is used as it is: :func:`for_start` and :func:`scaled_to_batch` adjust it before.
 
         Raises:
             UserError: as :func:`build_optimizer` and :func:`build_schedule`.
@@ -106,8 +107,8 @@ class OptimSpec(OptimSettings):
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
     def note(self, pace: "Pace") -> str:
-        """A line for the user where the warm-up is shortened (:func:`steps_of_warmup`), because the run is no longer than
-        the warm-up that is set.
+        """A line for the user where :func:`steps_of_warmup` shortens the warm-up, because the one that is set would be as
+        long as the run or longer.
 
         "" where it is not shortened, where the run's or the epoch's length is not known, and for a run of fewer than two
         steps.
@@ -145,11 +146,14 @@ class GivenOptim(OptimSpec):
     before it have defaults.)"""
 
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: that it is a function of the user's own."""
+        """What a checkpoint stores: in place of an optimizer's name, that it is a function of the user's own."""
         return {"name": OWN_FUNCTION}
 
     def check_resumed(self, before: dict[str, Any]) -> None:
-        """Refuses the state of an optimizer of timm's; that of another function is not told apart.
+        """Refuses a checkpoint whose optimizer was one of timm's. That of another function is not noticed.
+
+        Args:
+            before: the checkpoint's settings, from :meth:`settings`; without a name nothing is refused.
 
         Raises:
             UserError: the checkpoint's optimizer was one of timm's.
@@ -161,17 +165,21 @@ class GivenOptim(OptimSpec):
             )
 
     def note(self, pace: "Pace") -> str:
-        """Nothing: it has no warm-up of kd's."""
+        """Returns "": with a function of the user's own there is no warm-up, so none is shortened."""
         return ""
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """Calls the user's function on the trainable parameters; the rate stays as it sets it.
+        """Calls the user's function on the trainable parameters; the learning rate stays as the function sets it.
+
+        Args:
+            modules: what is trained.
+            pace: not used.
 
         Returns:
             The optimizer, and a schedule whose factor is 1 in each step.
 
         Raises:
-            TypeError: it gives something else than an optimizer.
+            TypeError: the function returns no optimizer.
         """
         assert self.make is not None
         optimizer = self.make(_trainable(modules))
@@ -232,10 +240,10 @@ class Pace:
     """Whether torch's fused steps may be used: not where gradients are scaled (``precision=16-mixed``)."""
 
     def epochs(self, max_epochs: int | None) -> int:
-        """The epochs that the run will have, as far as its settings tell: by ``max_epochs`` or by its steps, whichever ends
-        it first; 1 without either.
+        """How many epochs the run will have: by ``max_epochs`` or by its steps, rounded up, whichever ends it first.
 
-        Also 1 where the run's steps are known and the epoch's are not (``max_steps`` with a loader without a length).
+        1 where neither is bounded, and where the run's steps are known but the epoch's are not (``max_steps`` with a loader
+        without a length).
 
         Args:
             max_epochs: the Trainer's; None or -1: no bound.
@@ -249,13 +257,13 @@ class Pace:
 
 
 def _try_kwargs(spec: OptimSpec) -> None:
-    """Tries ``optim.kwargs`` by a step on a few numbers, as some optimizers take arguments that their step refuses.
+    """Tries ``optim.kwargs`` by one step on a small layer, as some optimizers take arguments that their step refuses.
 
-    torch's random generator is as before afterwards. Without ``kwargs`` nothing is tried.
+    Afterwards torch's random generator is as before. Without ``kwargs`` nothing is tried.
 
     Raises:
-        UserError: an argument that has a key of its own, or that the optimizer or its step refuses; a name as of
-            :func:`_kind_and_kwargs`.
+        UserError: an argument that has a key of its own (``lr``, ``weight_decay``), one that the optimizer or its step
+            refuses, or an optimizer that can't be used here (:func:`_kind_and_kwargs`).
     """
     for name in ("lr", "weight_decay"):
         if name in spec.kwargs:
@@ -276,11 +284,12 @@ def _try_kwargs(spec: OptimSpec) -> None:
 
 
 def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
-    """The settings with the peak learning rate that counts for a student's start.
+    """The settings with the peak learning rate for a student's first weights: ``lr_scratch`` for random ones, where it is
+    given; else ``lr``.
 
     Args:
-        spec: as set.
-        scratch: whether the student starts from random weights: then ``lr_scratch`` counts, where it is given; else ``lr``.
+        spec: as set; it stays as it is.
+        scratch: whether the student starts from random weights.
     """
     if scratch and spec.lr_scratch is not None:
         return replace(spec, lr=spec.lr_scratch)
@@ -293,10 +302,10 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
         lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW, SGDP, FusedSGD and SGD8bit
         lr <- lr * (global_batch / lr_batch) ** 0.5  all others
 
-    Without ``lr_batch`` they stay as they are.
+    Without ``lr_batch`` the settings are returned unchanged.
 
     Args:
-        spec: as set.
+        spec: as set; it stays as it is.
         global_batch: samples of an optimizer step, over all processes and accumulated batches.
 
     Source: linear for SGD, Goyal et al., arXiv 1706.02677; the square root for adaptive optimizers, Malladi et al.,
@@ -345,10 +354,15 @@ def parameter_groups(
 
 
 def _models_with(method: str, module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The outermost modules in ``module``, or itself, that have a method, each after the prefix of its parameters' names.
+    """Yields the outermost modules that have a method, ``module`` itself or those inside it, as pairs ``(prefix, module)``.
 
     A method that only ``__getattr__`` finds does not count: what ``torch.compile`` returns passes on the methods of the
     model inside it, but that model's parameters have a prefix there.
+
+    Args:
+        method: its name.
+        module: where the search begins; inside a module that has the method it ends.
+        prefix: of the names of ``module``'s parameters; the pairs' prefixes begin with it.
     """
     if hasattr(type(module), method) or method in vars(module):
         yield prefix, module
@@ -374,8 +388,8 @@ def groups_by_layer(
     Args:
         groups: of :func:`parameter_groups`.
         modules: what is trained; timm's models say which layer each parameter belongs to (``group_matcher``).
-        lr: that of the last layer.
-        layer_decay: the rate of a layer as a share of that of the next, above 0 and at most 1.
+        lr: of the last layer.
+        layer_decay: a layer's rate as a share of the next layer's, above 0 and at most 1.
 
     Returns:
         Groups with ``params``, ``lr`` and the settings of the group that they were part of: in the order of ``groups``, and
@@ -408,10 +422,10 @@ def groups_by_layer(
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class and its arguments by name, weight decay left out.
+    """The optimizer's class and its arguments by name, without weight decay.
 
-    Arguments are ``lr``, timm's for the optimizer's name, ``momentum`` 0.9 where it has one (Muon and AdaMuon keep their
-    0.95), and over them ``optim.kwargs``. timm's Muon is replaced by kd's (:mod:`kd.muon`).
+    The arguments are ``lr``, those that timm sets for the optimizer's name, and ``momentum`` 0.9 where it has one (Muon and
+    AdaMuon keep their 0.95); ``optim.kwargs`` replaces any of them. timm's Muon is replaced by kd's (:mod:`kd.muon`).
 
     Raises:
         UserError: an optimizer of apex or bitsandbytes without a GPU or without that package; names ``optim.name``.
@@ -420,7 +434,7 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
         kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     except (AssertionError, ImportError) as error:  # timm's, without a GPU or without the package
         raise UserError(f"optim.name: {spec.name} can't be used here: {error}") from error
-    # timm gives one class several names, each with arguments of its own
+    # one class may have several names in timm, each with arguments of its own
     info = get_optimizer_info(spec.name)
     kwargs = {"lr": spec.lr, **(info.defaults or {})}
     if is_timms(kind):
@@ -431,11 +445,12 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
-    """The optimizer over all trainable parameters of ``modules``.
+    """The optimizer over all trainable parameters of ``modules``; with ``optim.zero`` its state is sharded over the
+    processes (``ZeroRedundancyOptimizer``).
 
     Args:
         modules: what to train.
-        spec: how; ``lr`` is taken as it is (see :func:`for_start` and :func:`scaled_to_batch`).
+        spec: how; ``lr`` is used as it is (see :func:`for_start` and :func:`scaled_to_batch`).
         fused: use torch's fused step (one kernel for many weights) where AdamW, Adam or SGD of torch's is chosen;
             ``fused`` in ``optim.kwargs`` counts in its place, and ``foreach: true`` there turns it off.
 
@@ -473,8 +488,8 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def take_words(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Sets each parameter group's switches and words (``fused``, ``amsgrad``) to this run's own, in place of those from a
-    checkpoint: all settings that are true, false, None or text.
+    """Sets each parameter group's switches and words (``fused``, ``amsgrad``: all settings that are true, false, None or
+    text) back to this run's; loading a state has replaced them by the checkpoint's. Changes the groups in place.
 
     Args:
         optimizer: after its state was loaded.
@@ -495,7 +510,7 @@ def settle_resumed(
     keys: Iterable[str],
     position: int,
 ) -> None:
-    """Replaces the settings that came with a checkpoint by this run's, and moves the schedule to ``position``; in place.
+    """Sets the learning rate and the settings ``keys`` back to this run's, and moves the schedule to ``position``; in place.
 
     torch restores a checkpoint's settings with its state, also those that the user has changed since. Each state also
     gets the memory order of its weight: fused steps need it, and a checkpoint's may differ.
@@ -505,8 +520,8 @@ def settle_resumed(
         schedule: likewise.
         settings: what this run made the optimizer with, by parameter group: from :func:`group_settings`, after the schedule
             was built.
-        keys: names of the settings that are taken from this run, beside the learning rate (``weight_decay``, ``betas``,
-            ...); all others stay the checkpoint's.
+        keys: names of further settings that are taken from this run (``weight_decay``, ``betas``, ...); all others stay the
+            checkpoint's.
         position: optimizer steps of the schedule that count as done.
     """
     # base rate times the schedule's factor, as torch's LambdaLR computes it
@@ -515,11 +530,11 @@ def settle_resumed(
     factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
     schedule._last_lr = [base * factor(position) for base, factor in factors]
 
-    taken_over = {*keys, *OF_LR}
+    from_this_run = {*keys, *OF_LR}
     groups = zip(optimizer.param_groups, settings, schedule._last_lr, strict=True)
     for group, of_group, lr in groups:
         for key, value in of_group.items():
-            if key in taken_over:
+            if key in from_this_run:
                 group[key] = value
         group["lr"] = lr
     inner = getattr(optimizer, "optim", optimizer)  # below ZeRO
@@ -527,9 +542,9 @@ def settle_resumed(
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:
-    """Gives states the memory order of their weights (``channels_last`` or not), in place; values stay.
+    """Gives states of a weight's shape also its memory order (``channels_last`` or not), in place; their values stay.
 
-    Fused steps read a weight and its states alike, in the order of the memory.
+    Fused steps read a weight and its states in the order of the memory, so the orders must agree.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -541,10 +556,10 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The optimizer step of the schedule at which a resumed run continues: the schedule then ends where the run ends.
+    """The optimizer step of the schedule at which a resumed run continues, chosen so that schedule and run end together.
 
-    With another batch size a run makes another number of steps for the same samples. So for a bound in epochs the samples
-    seen count, for ``max_steps`` the steps made; of both bounds the one that ends the run first.
+    With another batch size a run makes another number of steps for the same samples. So under a bound in epochs the samples
+    seen count, and under ``max_steps`` the steps made; with both bounds the one that ends the run first decides.
 
     Args:
         global_step: optimizer steps made so far.
@@ -560,10 +575,10 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
-    """Factor for a batch's loss in an epoch's last optimizer step, which may accumulate fewer batches than the trainer
-    divides by.
+    """Factor for a batch's loss: above 1 in an epoch's last optimizer step, if that accumulates fewer batches than the
+    trainer divides by.
 
-    1 in all others: of 10 batches, 4 to a step, the last two have the factor 2.
+    In all other steps it is 1: of 10 batches, 4 to a step, the last two have the factor 2.
 
     Args:
         batches: how many the epoch has in this process; infinite: not known, and the factor is always 1.
@@ -610,12 +625,12 @@ def warmup_then(
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up to 1, then a tenth of what it was from each
-    milestone on.
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up to 1; then each milestone that is reached divides it
+    by 10.
 
     Args:
         step: optimizer steps done.
-        warmup_steps: of the warm-up; milestones within it count from its end.
+        warmup_steps: of the warm-up; milestones within it take effect at its end.
         milestones: optimizer steps, ascending; a fraction where a part of an epoch is no whole number of steps.
     """
     if step < warmup_steps:
@@ -644,14 +659,14 @@ def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: f
 def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
-    """The schedule of the learning rate, by optimizer steps: warm-up, then a cosine to the end of the run, with milestones
-    steps, or the user's own.
+    """The schedule of the learning rate, by optimizer steps: warm-up, then steps downwards if there are milestones, else the
+    user's own function or a cosine, to the end of the run.
 
     Args:
         optimizer: from now on each group's rate is the one that it was made with, times the factor of the step.
         spec: warm-up in epochs, milestones, the least rate, a schedule of the user's own.
-        total_steps: optimizer steps of the run; infinite: its end is not known, and the rate stays at its peak in place of
-            the cosine.
+        total_steps: optimizer steps of the run; infinite: its end is not known, and after the warm-up the progress stays 0,
+            so that a cosine stays at its peak.
         steps_per_epoch: infinite for a loader without a length.
 
     Raises:

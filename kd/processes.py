@@ -1,12 +1,12 @@
 """What the processes of a training say to each other about the run itself: numbers, decisions, texts.
 
-Two ways lead to the other processes. Sums, largest numbers, :func:`of_all_processes` and :func:`in_each` take the
-training's own group: NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the
+There are two ways to the other processes. Sums, largest numbers, :func:`of_all_processes` and :func:`in_each` use the
+training's own group: NCCL sends no tensor of the host, so a number is moved to the device, where it waits for all the
 work queued there.
 Decisions (:func:`any_process`, :func:`all_processes`), what the first process sends (:func:`by_first`,
 :func:`from_first`, :func:`tensors_from_first`) and what is gathered there (:func:`merged_at_first`) must not wait: where
-the training's backend is one of GPUs they take a second, small group of the hosts alone (gloo, :func:`_host_group`), and
-the training's own group only where there is no such group.
+the training's backend is one of GPUs they use a second group, of the hosts alone (gloo, :func:`_host_group`), or the
+training's own group where no such group can be made.
 
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
@@ -41,7 +41,7 @@ WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
 TRIAL_S = 30.0
 """Seconds after which, at most, gloo counts as unable to connect hosts that are all waiting to be connected."""
 
-WORDS_IN_TIME = 4
+MESSAGES_IN_TIME = 4
 """How often the first process says that it computes, within the time that a collective may take."""
 
 # the hosts' group that was made beside a default group; None where none could be made
@@ -51,12 +51,12 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 
 
 def local_processes() -> int:
-    """How many processes of the training share this machine; 1 in a run of one process.
+    """How many processes of the training run on this machine, this one included; 1 where there is no process group.
 
-    As the launcher says (``LOCAL_WORLD_SIZE``). Without that variable it is one for each GPU that this process sees, or,
-    without GPUs, all processes of the training; never more than the training has.
+    The launcher's number (the variable ``LOCAL_WORLD_SIZE``) counts. Without it one for each GPU that this process sees is
+    assumed, but no more than the training has; without GPUs all processes of the training.
     """
-    if not _together():
+    if not _in_process_group():
         return 1
     launchers_count = os.environ.get("LOCAL_WORLD_SIZE", "")
     if launchers_count.isdecimal():
@@ -67,7 +67,7 @@ def local_processes() -> int:
 
 def of_all_processes(mine: T) -> list[T]:
     """``mine`` of every process, by rank; every process must call this. It may be anything that pickles."""
-    if not _together():
+    if not _in_process_group():
         return [mine]
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, mine)
@@ -75,10 +75,11 @@ def of_all_processes(mine: T) -> list[T]:
 
 
 def cores_of_rank() -> int:
-    """How many cores this process may use for itself, at least 1; every process must call this.
+    """This process's share of the cores that it may run on, at least 1; every process must call this.
 
-    Cores that several processes of the training may run on are shared equally; cores to which the launcher has bound this
-    process alone are its own. What a container's quota allows is shared by all processes of the machine.
+    By affinity: its number of cores, divided by how many processes of the training on this machine may run on any of them;
+    so cores to which the launcher has bound this process alone are its own. Where a container's quota allows fewer cores
+    than the affinity, or the affinity is not known, all processes of the training on this machine share equally.
     """
     usable = cores()
     mine = (socket.gethostname(), core_ids())
@@ -94,7 +95,7 @@ def cores_of_rank() -> int:
 
 
 def total(strategy: Strategy, number: float) -> float:
-    """The sum of a number over all processes; every process must call this.
+    """The sum of the numbers that the processes pass; every process must call this and gets it.
 
     An ``int`` is added exactly, as int64; a ``float`` in float32, also one without a fraction.
     """
@@ -102,7 +103,7 @@ def total(strategy: Strategy, number: float) -> float:
 
 
 def largest(strategy: Strategy, number: float) -> float:
-    """The largest of a number over all processes, rounded to float32; every process must call this."""
+    """The largest of the numbers that the processes pass, rounded to float32; every process must call this and gets it."""
     placed = torch.tensor(number, dtype=torch.float32, device=strategy.root_device)
     return float(cast(Tensor, strategy.reduce(placed, reduce_op="max")))
 
@@ -117,38 +118,40 @@ def total_of_tensors(strategy: Strategy, mine: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A shard's whole tensor (FSDP2), gathered from all processes, which all must call this; any other tensor itself."""
+    """The whole tensor of a shard (FSDP2's DTensor), gathered from all processes, which must all call this; any other tensor
+    is returned as it is.
+    """
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
     return tensor
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:
-    """Whether ``answer`` is True in one process at least. Every process must call this; it goes over
-    :func:`_host_group`.
+    """Whether ``answer`` is True in one process at least. Every process must call this and gets the same result; it uses
+    :func:`_host_group` where there is one.
     """
-    if not _together():  # asked after each batch: alone, without a tensor
+    if not _in_process_group():  # called after each batch: a single process makes no tensor for it
         return answer
     group = _host_group(strategy)
     if group is None:
         return bool(total_of_tensors(strategy, torch.tensor(int(answer))))
-    return _heard_by_all(group, answer)
+    return _any_over_gloo(group, answer)
 
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
-    """Whether ``answer`` is True in every process. Every process must call this; it goes over :func:`_host_group`."""
+    """Whether ``answer`` is True in every process. Every process must call this (:func:`any_process`)."""
     return not any_process(strategy, not answer)
 
 
 def from_first(strategy: Strategy, value: T) -> T:
-    """Returns the first process's value in every process. Every process must call this; it goes over
-    :func:`_host_group`.
+    """Returns the first process's value in every process. Every process must call this; it uses :func:`_host_group` where
+    there is one.
 
     Args:
         strategy: of the training.
         value: anything that pickles; that of the other processes is not used.
     """
-    if not _together():
+    if not _in_process_group():
         return value
     group = _host_group(strategy)
     if group is None:
@@ -161,15 +164,16 @@ def from_first(strategy: Strategy, value: T) -> T:
 def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> T:
     """Returns in the first process what all processes hold, merged; in the others a part or all of it, of no use to them.
 
-    Every process must call this; it goes over :func:`_host_group`. Neighbours are merged first, then pairs of pairs, in the
+    Every process must call this; it uses :func:`_host_group`. Neighbours are merged first, then pairs of pairs, in the
     order of the ranks: no process holds more than two at a time, and the first one waits for ``ceil(log2(P))`` others.
+    Without a group of the hosts every process gathers all of them and merges them.
 
     Args:
         strategy: of the training.
         mine: of this process; anything that pickles.
         merge: ``(of lower ranks, of higher ranks) -> of both``; may change its first argument in place.
     """
-    if not _together():
+    if not _in_process_group():
         return mine
     group = _host_group(strategy)
     if group is None:  # a third party's backend may send nothing from one process to another
@@ -191,9 +195,9 @@ def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> 
 def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
     """Returns in every process what the first one computes; where that fails, all fail with its reason.
 
-    Every process must call this; it goes over :func:`_host_group`. (With :func:`from_first` alone, an error of the first
-    process before its call would leave the others waiting in theirs.) With a group of the hosts the first process may
-    compute for longer than a collective may take (``rank_timeout_s``): a thread sends the others a word meanwhile.
+    Every process must call this; it uses :func:`_host_group` where there is one. (With :func:`from_first` alone, an error of
+    the first process before its call would leave the others waiting.) With a group of the hosts the first process may
+    compute for longer than a collective may take (``rank_timeout_s``): a thread sends the others a message meanwhile.
 
     Args:
         strategy: of the training.
@@ -204,51 +208,51 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
         RunError: ``compute`` has failed otherwise in the first process; raised in the others. The first one raises its own
             error.
     """
-    if not _together():
+    if not _in_process_group():
         return compute()
     if dist.get_rank() == 0:
         try:
-            with _saying_that_it_computes(strategy):
+            with _keeping_others_waiting(strategy):
                 value = compute()
         except Exception as error:
-            from_first(strategy, _Word(failure=_failure_of(error)))
+            from_first(strategy, _Message(failure=_failure_of(error)))
             raise
-        from_first(strategy, _Word(value))
+        from_first(strategy, _Message(value))
         return value
     while True:
-        word = from_first(strategy, _Word[T]())
-        if not word.is_computing:
-            return _unless_failed(word.value, word.failure)
+        message = from_first(strategy, _Message[T]())
+        if not message.is_computing:
+            return _unless_failed(message.value, message.failure)
 
 
 @dataclass(frozen=True)
-class _Word(Generic[T]):
-    """What the first process says to those that wait for it."""
+class _Message(Generic[T]):
+    """A message of the first process to those that wait for it in :func:`by_first`."""
 
     value: T | None = None
     failure: "_Failure | None" = None
     is_computing: bool = False
-    """Whether the first process is not done yet, so that another word follows."""
+    """Whether the first process is not done yet, so that another message follows."""
 
 
 @contextmanager
-def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
-    """Inside, a thread sends the other processes a word, so often that their collective does not time out; for the first
-    process alone.
+def _keeping_others_waiting(strategy: Strategy) -> Iterator[None]:
+    """Inside, a thread of the first process sends the other processes a message at intervals, so that the collective in
+    which they wait does not time out (:func:`by_first`). Only the first process calls this.
 
-    Without a group of the hosts (:func:`_host_group`) nothing is sent: the words would travel by way of a GPU, which the
-    process uses meanwhile. Then ``compute`` may take no longer than a collective.
+    Without a group of the hosts (:func:`_host_group`) nothing is sent: the messages would travel by way of a GPU, which the
+    process uses meanwhile. Then what runs inside may take no longer than a collective.
     """
     group = _host_group(strategy)
     done = threading.Event()
 
     def say() -> None:
-        """The thread. Where another process is gone it ends, and the result that is sent afterwards fails for the same
-        reason.
+        """The thread: sends messages until the computation is done. Where another process is gone it ends silently; the
+        result that is sent afterwards fails for the same reason.
         """
         with suppress(RuntimeError):
-            while not done.wait(timeout_of(strategy) / WORDS_IN_TIME):
-                box = [_Word[None](is_computing=True)]
+            while not done.wait(timeout_of(strategy) / MESSAGES_IN_TIME):
+                box = [_Message[None](is_computing=True)]
                 dist.broadcast_object_list(box, src=0, group=group)
 
     thread = threading.Thread(target=say, name="kd-computes", daemon=True)
@@ -267,18 +271,18 @@ def in_each(compute: Callable[[], T]) -> T:
     reason.
 
     Every process must call this, and none may wait for another inside ``compute``. The processes that are done wait for
-    the others, in the training's own group. Unlike in :func:`by_first` the others send no word meanwhile, so the slowest
-    may end at most ``rank_timeout_s`` seconds, a collective's time-out, after the fastest.
+    the others, in the training's own group. Unlike in :func:`by_first` no messages are sent meanwhile, so the slowest must
+    end within a collective's time-out (``rank_timeout_s``) after the fastest.
 
     Args:
         compute: called in every process, which keeps its own value: values are not sent, so they need not pickle.
 
     Raises:
         UserError: ``compute`` has raised it in one of the processes; raised in the others too.
-        RunError: ``compute`` has failed otherwise in one process; raised in the others. Where several have failed, whichever
-            way, the others raise what the lowest rank reports, and each that has failed its own error.
+        RunError: ``compute`` has failed otherwise in one process; raised in the others. A process that has failed raises its
+            own error. Where several have failed, those that have not raise what the lowest failed rank reports.
     """
-    if not _together():
+    if not _in_process_group():
         return compute()
     try:
         value = compute()
@@ -305,7 +309,12 @@ def _failure_of(error: Exception) -> _Failure:
 
 
 def _unless_failed(value: T | None, failure: _Failure | None) -> T:
-    """``value`` if ``failure`` is None; else raises what another process reports."""
+    """Returns ``value`` if ``failure`` is None; else raises another process's failure here.
+
+    Raises:
+        UserError: the failure was a user's mistake.
+        RunError: it was another one; the message names the rank.
+    """
     if failure is None:
         return cast(T, value)
     if failure.is_users_mistake:
@@ -315,11 +324,12 @@ def _unless_failed(value: T | None, failure: _Failure | None) -> T:
 
 @torch.no_grad()
 def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors, in place, by the first process's, to the bit: they travel as bytes.
+    """Overwrites tensors in place by the first process's, bit for bit: they are sent as bytes.
 
-    Every process must call this, with tensors of the same shapes and dtypes in the same order.
+    Every process must call this, with tensors of the same shapes and dtypes in the same order. It uses
+    :func:`_host_group` where there is one. Without a process group nothing happens.
     """
-    if not _together():
+    if not _in_process_group():
         return
     group = _host_group(strategy)
     place = strategy.root_device if group is None else torch.device("cpu")
@@ -331,15 +341,15 @@ def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
         tensor.copy_(sent)
 
 
-def _together() -> bool:
+def _in_process_group() -> bool:
     """Whether this process is in a process group; a run of one process need not be."""
     return dist.is_available() and dist.is_initialized()
 
 
-def _heard_by_all(group: dist.ProcessGroup, answer: bool) -> bool:
-    """Whether ``answer`` is True in one process of a hosts' group, which all must call this together.
+def _any_over_gloo(group: dist.ProcessGroup, answer: bool) -> bool:
+    """Whether ``answer`` is True in one process at least of a gloo group; all its processes must call this together.
 
-    Each process tells the one 1, 2, 4, ... ranks further what it has heard so far, so all have heard of all after
+    Each process sends what it has heard so far to the one 1, 2, 4, ... ranks further, so all have heard of all after
     ``ceil(log2(P))`` messages (the rounds of a dissemination barrier; Hensgen, Finkel, Manber, "Two algorithms for barrier
     synchronization", 1988). Gloo's ``all_reduce`` passes a ring of ``2 (P - 1)``, each step of which is quicker: of a few
     processes it takes less time, of hundreds many times more (scripts/bench/scaling_cpu_2026-11-29.md).
@@ -348,9 +358,9 @@ def _heard_by_all(group: dist.ProcessGroup, answer: bool) -> bool:
     heard = torch.tensor(int(answer), dtype=torch.uint8)
     distance = 1
     while distance < processes:
-        told = heard.clone()  # as it is sent
+        sent = heard.clone()  # not changed while it is being sent
         news = torch.zeros_like(heard)
-        sending = dist.isend(told, group=group, group_dst=(rank + distance) % processes)
+        sending = dist.isend(sent, group=group, group_dst=(rank + distance) % processes)
         dist.recv(news, group=group, group_src=(rank - distance) % processes)
         if sending is not None:
             sending.wait()
@@ -360,12 +370,12 @@ def _heard_by_all(group: dist.ProcessGroup, answer: bool) -> bool:
 
 
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """The group in which tensors of the host travel, so that nothing waits for a GPU. Call it in a process group alone.
+    """The group that sends tensors of the host, so that nothing waits for a GPU. To be called only in a process group.
 
-    It is made at the first call, beside the training's group, and kept; so every process must make the first call
-    together. Where the training's own group is gloo's, that one serves. None where there is no such group (a backend other
-    than :data:`WITH_SECOND_GROUPS`, or hosts that gloo can't connect): the caller takes the training's group, and tensors
-    of the device.
+    Where the training's own group is gloo's, it is that one. Else a second group is made at the first call, and kept; so
+    every process must make the first call together. None where it can't be made (a backend other than
+    :data:`WITH_SECOND_GROUPS`, or hosts that gloo can't connect): the caller uses the training's group, and tensors of the
+    device.
     """
     default = dist.group.WORLD
     assert default is not None
@@ -380,14 +390,14 @@ def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
 
 
 def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """A group (gloo) of all processes, which make it together; None on all of them where it failed on one.
+    """Makes a gloo group of all processes, which must call this together; None on all of them where it failed on one.
 
-    Where one process can't make it, the others wait for that one until gloo's time-out. With the training's time-out
-    they would come too late to the collective in which that one waits for them. So a trial with a short time-out comes
-    first, once all processes have met on the device: then none of them is merely late.
+    Where one process can't make it, the others wait for that process until gloo's time-out. With the training's time-out
+    they would come too late to the collective (:func:`_made_by_all`) in which it waits for them. So a trial group with a
+    short time-out is made first, and removed. All processes meet on the device before it, so that none is merely late.
     """
     seconds = timeout_of(strategy)
-    _made_by_all(strategy, True)
+    _made_by_all(strategy, True)  # a barrier
     trial = _try_gloo(min(TRIAL_S, seconds / 4))
     can_meet = _made_by_all(strategy, trial is not None)
     if trial is not None:
@@ -399,9 +409,9 @@ def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
 
 
 def _try_gloo(seconds: float) -> dist.ProcessGroup | None:
-    """A gloo group of all processes, whose collectives fail after so many seconds; None where this process can't make it.
+    """Makes a gloo group of all processes, whose collectives fail after ``seconds``; None where this process can't make it.
 
-    Every process must call this together. A machine whose name leads to no address can't make such a group, though NCCL
+    All processes must call this together. A machine whose host name has no address can't make such a group, though NCCL
     works there.
     """
     try:
@@ -412,7 +422,7 @@ def _try_gloo(seconds: float) -> dist.ProcessGroup | None:
 
 
 def _made_by_all(strategy: Strategy, made: bool) -> bool:
-    """Whether every process has made its group, by way of the device; every process must call this."""
+    """Whether ``made`` is True in every process, by an all-reduce on the device; every process must call this."""
     count = torch.tensor(int(made), device=strategy.root_device)
     dist.all_reduce(count, dist.ReduceOp.MIN)
     return bool(count)

@@ -27,11 +27,10 @@ class Lines:
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Writes each redrawing of a bar as a line of its own; tqdm calls it with what it would draw on a terminal.
-
-        Blanks that wipe a bar are left out.
+        """Writes each redrawing of a bar as a line of its own, without blanks around it; nothing where only blanks would
+        erase a bar. tqdm calls this with what it would draw on a terminal.
         """
-        lines = text.replace("\x1b[A", "\r")  # a bar below another goes up to it
+        lines = text.replace("\x1b[A", "\r")  # tqdm's way back up from a second bar
         for part in lines.replace("\n", "\r").split("\r"):
             if part.strip():
                 self.stream.write(f"{part.strip()}\n")
@@ -42,10 +41,11 @@ class Lines:
 
 
 class Canvas:
-    """A terminal's stream for bars, which return to their line's start.
+    """A terminal's stream for bars, which use control characters to return to their line's start.
 
-    A command's own stream (:class:`kd.run.streams.Unbroken`) shows such control characters as text, as they may come from a
-    file; its method ``draw`` lets them through, and is ``write`` here. All other attributes are the stream's.
+    A command's own stream (:class:`kd.run.streams.Unbroken`) shows control characters as text, as they may come from a
+    file; its method ``draw`` lets them through, and is ``write`` here. Other streams' own ``write`` is used. All other
+    attributes are the stream's.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -66,19 +66,19 @@ class WholeItems(tqdm):
     """A bar that loses whole items, the last first, where a terminal is too narrow for all of them."""
 
     def __str__(self) -> str:
-        """The bar as it is drawn, at most ``ncols`` columns wide; tqdm calls it for each drawing.
+        """The bar's text, at most ``ncols`` columns wide; tqdm calls this for each drawing.
 
-        Where all of it does not fit, its picture (``|###  |``) goes first, then item by item what comes after the last
-        comma; a first item that is still too long is cut.
+        Where not all of it fits, the picture (``|###  |``) is left out, then the items between commas one by one, the last
+        first; a first item that is still too long is cut. With no ``ncols`` all is drawn.
         """
         facts = self.format_dict
         columns = facts["ncols"]
         whole = self.format_meter(**{**facts, "ncols": None})
         if not columns or disp_len(whole) <= columns:
             return str(self.format_meter(**facts))
-        shape = (facts["bar_format"] or "").replace("|{bar}|", ",")
-        if shape:
-            whole = self.format_meter(**{**facts, "ncols": None, "bar_format": shape})
+        without_picture = (facts["bar_format"] or "").replace("|{bar}|", ",")
+        if without_picture:
+            whole = self.format_meter(**{**facts, "ncols": None, "bar_format": without_picture})
         items = whole.split(", ")
         while items[1:] and disp_len(", ".join(items)) > columns:
             items.pop()
@@ -92,15 +92,15 @@ def part_begins(name: str) -> None:
 
 @contextmanager
 def uncounted(name: str, calm: float = CALM) -> Iterator[None]:
-    """Around a part that takes seconds and has nothing to count: prints its first line (:func:`part_begins`), then every
-    ``calm`` seconds how long it has taken, on stderr, from a thread of its own. At its end nothing is printed.
+    """Prints on stderr that a part is running which takes seconds and has nothing to count: a first line
+    (:func:`part_begins`), then every ``calm`` seconds how long it has taken, from a thread. At its end nothing is printed.
     """
     part_begins(name)
     begun = time.monotonic()
     is_over = threading.Event()
 
     def say() -> None:
-        """Thread: a line every ``calm`` seconds until the part is over."""
+        """The thread: prints a line every ``calm`` seconds until the part is over."""
         while not is_over.wait(calm):
             print(f"{name}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
 
@@ -118,8 +118,8 @@ COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate
 
 
 def drawn(calm: float = CALM) -> dict[str, Any]:
-    """Arguments of tqdm, by name, that decide where a bar is drawn, and how often: on a terminal at most twice a second,
-    else as a line of 80 columns, at most one every ``calm`` seconds.
+    """tqdm's arguments for where and how often a bar is drawn, on stderr: on a terminal at most twice a second; else as
+    lines of at most 80 columns, one every ``calm`` seconds or less often.
     """
     if sys.stderr.isatty():
         return {"file": Canvas(sys.stderr), "mininterval": 0.5}
@@ -139,7 +139,9 @@ def bar_at_start(
     total: int | None = None,
     unit: str = " images",
 ) -> tqdm:
-    """A :func:`bar`, with the same arguments, of something before the first step: the first process alone shows it."""
+    """A :func:`bar` of something before the first step, with the same arguments: only the first process shows it, in a log
+    file with a line every :data:`CALM_AT_START` seconds at most.
+    """
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
     hidden = getattr(rank_zero_only, "rank", 0) != 0
@@ -155,14 +157,14 @@ def bar(
     calm: float | None = None,
     **kwargs: Any,
 ) -> tqdm:
-    """A bar on stderr that is erased at its end; without a terminal at most a line every ``calm`` seconds.
+    """A progress bar on stderr that is erased at its end; without a terminal at most a line every ``calm`` seconds.
 
-    It shows its share in per cent, the total and the time left, so it has a total.
+    It shows its share in per cent, the total and the time left, so it needs a total.
 
     Args:
         iterable: what is counted; None: the caller updates the bar.
-        label: what is done.
-        unit: of what is counted, after a space.
+        label: the text before the bar, such as what is being done; runs of blanks become one.
+        unit: of what is counted, with a space before it.
         total: how many; default: the length of ``iterable``.
         calm: the least number of seconds between two lines in a log file, and before the first; None: :data:`CALM`.
         kwargs: further arguments of tqdm (``disable``, ``initial``, ...).
