@@ -121,7 +121,7 @@ class CastTogether:
     def __call__(self, images: Tensor) -> Iterator[None]:
         """Inside, the layers hold rounded weights, where the first call has found that this gives what autocast gives.
 
-        Callers enter it under autocast alone. While torch compiles it does nothing.
+        To be entered only while autocast is on. While torch compiles it does nothing.
 
         Args:
             images: what the model is called with, ``(N, 3, H, W)``; the first call runs the model twice on the first two
@@ -181,7 +181,9 @@ def _holding_rounded(groups: list[list[Layer]], dtype: torch.dtype) -> Iterator[
 
 
 def _grouped(parts: list[nn.Module]) -> list[list[Layer]]:
-    """The trained weights and biases that autocast would round, in groups of :data:`GROUP` numbers, in the model's order."""
+    """The trained weights and biases that autocast would round, in the model's order, in groups of at most :data:`GROUP`
+    numbers; a larger one is a group alone.
+    """
     groups: list[list[Layer]] = []
     numbers = GROUP  # no group is open yet
     for part in parts:

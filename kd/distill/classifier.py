@@ -41,9 +41,10 @@ def fit_classifier(
 ) -> str:
     """Sets a new linear classifier to a ridge regression on its features of training pictures.
 
-    It is fitted to the labels where the task's loss trains it, else to the teacher's logits. Left as they are: a classifier
-    that came with the weights, one that is inherited, SimKD's, one of maps, and any where fewer than two pictures have a
-    label, or whose teacher is stored answers. Called in the first process, before training.
+    It is fitted to the labels where the task's loss trains it (weight above 0), else to the teacher's logits where losses
+    over logits do. Left as they are: a classifier that came with the weights, one that is inherited, SimKD's, one of maps,
+    any with fewer than two pictures to fit by; and, of those fitted to logits, one of numbers that have a scale
+    (regression), and one whose teacher is missing or stored answers. Called in the first process, before training.
 
     Args:
         student: with pre-trained weights.
@@ -69,8 +70,8 @@ def fit_classifier(
             return ""
         source = teacher
         device = CPU
-    elif not task.one_class:  # a label, or a number, is not one picture's alone
-        count = max(count, LEAST)
+    elif not task.one_class:
+        count = max(count, LEAST)  # also few labels, or numbers, need many pictures
     if sample is None:
         return ""
     chosen = sample(count, source is None)

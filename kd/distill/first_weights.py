@@ -41,7 +41,7 @@ def give_first_weights(
             are); each model is put back where it was.
 
     Returns:
-        Each student's message for the user, or "" where nothing is unusual.
+        Each student's message for the user; "" where there is nothing to report.
 
     Raises:
         UserError: no pictures to fit by, or a teacher that can't be inherited from.

@@ -158,11 +158,11 @@ def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 def _table(suffix: str, rows: Iterable[Row]) -> str:
     """Answers as a table (``.csv``) or a JSON object a line (``.jsonl``).
 
-    A table's columns are those of the first row; JSON has the rows as they are (:func:`row_cells`).
+    A table's columns are the first row's (:func:`row_cells`); JSON has the rows as they are, nested.
     """
     if suffix == ".csv":
         cells = [row_cells(row) for row in rows]
-        # the first row's dict: iterated by csv_text, it gives its keys, the header
+        # the first row's dict, whose keys csv_text writes as the header
         columns = cells[:1]
         return csv_text([*columns, *(of_row.values() for of_row in cells)])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)

@@ -19,7 +19,7 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
     Args:
         run: its folder.
         names: of exports, separated by commas; ``torch`` is the student itself. None: ``torch`` and all exports.
-        made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
+        made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code, and is left out.
 
     Raises:
         UserError: one of ``names`` is no such export.

@@ -44,8 +44,8 @@ class Wanted:
     def of(self, name: str) -> "Wanted":
         """What is wanted of one teacher: its logits and its layers' features, under its ``name``.
 
-        Its logits are wanted where a loss reads them, or reads the mean of all teachers; the losses of both kinds are in one
-        list. The result is falsy where nothing of this teacher is wanted.
+        Its logits are wanted where :attr:`logits` has a key for it or for the mean of all teachers; the losses of both keys
+        are in one list. The result is falsy where nothing of this teacher is wanted.
         """
         losses: list[LogitLoss] = []
         reads_logits = False

@@ -81,7 +81,7 @@ class Codec:
     def usable(self, records: np.ndarray) -> np.ndarray:
         """Which records, uint8 ``(N, record_bytes)``, hold finite numbers and classes below C, bool ``(N,)``.
 
-        A checksum does not show that; stores count the others as missing.
+        The checksum is not checked here. Stores count a record that is not usable as missing.
         """
         usable_N = torch.ones(len(records), dtype=torch.bool)
         for column in self._unpacked(torch.from_numpy(records)):
@@ -158,7 +158,10 @@ class TopK(Codec):
     """
 
     def __init__(self, shape: tuple[int, ...], k: int, temperatures: tuple[float, ...]) -> None:
-        """Lays out a record; the arguments are the class's."""
+        """Lays out a record; the arguments are the class's.
+
+        Its columns: the tails, the classes (in the smallest type that holds C), the k logits, and of a map the largest one.
+        """
         classes, *size = shape
         self.is_map = bool(size)
         self.k = k
@@ -182,7 +185,9 @@ class TopK(Codec):
         return {**super().describe(), "temperatures": list(self.temperatures)}
 
     def _to_columns(self, x: Tensor) -> Sequence[Tensor]:
-        """The tails, the classes of the k largest logits, these relative to the largest; of a map also the largest."""
+        """Columns of logits ``(N, C, ...)``: the tails, the classes of the k largest logits, and these logits less the
+        largest; of a map also the largest.
+        """
         values, classes = x.topk(self.k, dim=1)
         largest = values[:, :1]
         # log of the others' mass at each temperature t, relative to the largest: log sum exp((z_c - z_max) / t)

@@ -194,8 +194,8 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self) -> None:
-        """Opens the file of each view, of a URL its copy; in a cache of this machine what is missing is made, at its whole
-        size.
+        """Opens the file of each view; behind a URL, its local copy. Files of a cache of this machine are made where they
+        are missing, and lengthened to their whole size.
         """
         published = self.kind.published
         flags = os.O_RDWR | os.O_CREAT
@@ -250,7 +250,7 @@ class AnswerStore:
         """Reads records.
 
         Args:
-            view: number of the view; not read where one record is for all views (:attr:`Kind.every_view`).
+            view: number of the view; ignored where one record is for all views (:attr:`Kind.every_view`).
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
@@ -271,7 +271,7 @@ class AnswerStore:
     def _are_whole(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
         """Which of the records ``(N, record_bytes)`` of a view are whole and usable, bool ``(N,)``.
 
-        The checksum of a record that was found whole is not computed again.
+        The checksum of a record found whole is remembered, and not computed again while the record's head holds the same.
         """
         heads_N4 = records[:, :CRC_BYTES].copy()
         checksums_N = heads_N4.view("<u4")[:, 0]
@@ -340,9 +340,10 @@ def view_file(view: int) -> str:
 
 
 def fingerprint_text(place: str, key: str) -> str:
-    """The text of the fingerprint in a folder or behind a URL; a user's error where it can't be read.
+    """The text of the fingerprint in a folder or behind a URL; ``key`` is the teacher's configuration key.
 
-    ``key`` is the teacher's configuration key.
+    Raises:
+        UserError: it is missing, or can't be read.
     """
     try:
         return small_file(f"{place}/{FINGERPRINT}", key=f"{key}.cache_dir").decode()
@@ -432,7 +433,7 @@ def are_written(file: int, index: np.ndarray, record_bytes: int) -> np.ndarray:
 
 
 def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
-    """Checks that the disk has room for what caches will take beside what their folders already do.
+    """Checks that the disk has room for the bytes of caches that their folders do not take yet.
 
     Args:
         sizes: bytes of each whole cache by folder; at least one. The first folder's disk is measured.

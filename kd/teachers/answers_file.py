@@ -60,8 +60,9 @@ class AnswersFile:
         """Reads the file; the arguments are the class's.
 
         Raises:
-            UserError: an unreadable file, a class that the data does not have, two answers for one class of a picture, a
-                class without a logit, or a number that is not finite.
+            UserError: an unreadable file or one without answers, a class that the data does not have, two answers for one
+                class of a picture, a class without a logit, a number that is not finite, percentages, or numbers that are
+                probabilities for most pictures but not for all.
         """
         self.file = file
         with open_regular(file, LARGEST_WEIGHTS) as content:
@@ -229,7 +230,7 @@ def _are_shares(file: str, pictures: Sequence[str], numbers: np.ndarray) -> bool
     """Whether a file's numbers ``(N, C)``, NaN where it has none, are probabilities (see :class:`AnswersFile`).
 
     Raises:
-        UserError: those of most pictures are, but not of all; or they are percentages.
+        UserError: the numbers of most pictures are probabilities, but not those of all; or most add up to 100.
     """
     given = np.nan_to_num(numbers)
     total = given.sum(1)

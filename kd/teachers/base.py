@@ -302,7 +302,9 @@ class OwnTeacher(RunTeacher):
     def __init__(
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
-        """Wraps a user's teacher, a module as its frozen copy (:func:`kd.models.own.frozen_copy`)."""
+        """Wraps a user's teacher. Of a module a frozen copy is held (:func:`kd.models.own.frozen_copy`), also as ``model``;
+        of any other teacher ``model`` is an empty module.
+        """
         self.given: Any = given
         if isinstance(given, nn.Module):
             self.given = frozen_copy(given, key)
@@ -326,6 +328,8 @@ class OwnTeacher(RunTeacher):
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The user's logits ``(N, C, ...)`` in float32, under ``name``; the user's ``answer`` returns them under "".
+
+        Probabilities are turned into logits (:meth:`as_logits`). Features are not requested.
 
         Raises:
             UserError: the user's ``answer`` fails, or does not return :class:`Answer` with a row of logits a picture.

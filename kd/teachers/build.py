@@ -45,7 +45,7 @@ def build_teacher(
 
     Args:
         spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped, or what its
-            ``build`` returns where it has one.
+            ``build`` returns where it has one; stored answers (:class:`StoredAnswers`) are returned themselves.
         num_classes: C of the data.
         classes: names of the data's classes, by class id; empty: unknown, then no class is looked up by name.
         key: the teacher's configuration key, named in messages.
@@ -181,7 +181,7 @@ def build_teachers(
 def class_columns(
     spec: TeacherSpec, classes: Sequence[str], key: str
 ) -> tuple[list[str], Tensor | None]:
-    """Which of a teacher's classes are the data's: found by name, where ``class_map`` renames the data's.
+    """Finds the data's classes among a teacher's, by name; ``class_map`` gives the teacher's name of a class of the data.
 
     Args:
         spec: its complete settings.
@@ -241,8 +241,11 @@ def class_columns(
 def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
     """The teacher's class names in the order of its logits; empty: unknown.
 
-    From the settings where these name them; else from the checkpoint, without one from the builder, without either from
-    timm's list of ImageNet's classes.
+    Taken from the first of these that is given: the settings (a file or a list), the checkpoint, the builder's
+    ``class_names``, timm's pre-trained weights (:func:`_imagenet_names`).
+
+    Raises:
+        UserError: the file can't be read, or the builder fails.
     """
     if isinstance(spec.classes, str):
         return read_names(Path(spec.classes), f"{key}.classes")

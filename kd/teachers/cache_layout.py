@@ -53,7 +53,8 @@ class Layout:
     def kinds(self, teacher: RunTeacher, wanted: Wanted, pixels: bool = False) -> list[Kind]:
         """What a cache keeps of a teacher: the logits, where they are wanted, and each wanted feature.
 
-        Nothing is written. Maps of logits take one forward of the teacher, for their size.
+        Nothing is written. Maps of logits take one forward of the teacher, for their size. Stored answers
+        (:class:`StoredAnswers`) have their own kinds, whatever is wanted.
 
         Args:
             teacher: in its precision, which is part of the fingerprint.
@@ -95,7 +96,8 @@ class Layout:
         Args:
             teacher: gives the answers.
             label: names the kind for people.
-            own: what this kind depends on, beside what all kinds of this teacher do; "records" is added to it in place.
+            own: what this kind depends on, beside what all kinds of this teacher do; "records" is added to its "answers" in
+                place.
             codec: how an answer is written.
             feature: the layer; None: logits.
         """

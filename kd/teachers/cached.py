@@ -75,9 +75,10 @@ class CachedTeacher(RunTeacher):
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """On the host, in the training process: adds the records under ``name``, unless the loader has read them.
+        """A copy of the batch with this teacher's records in ``batch["records"][name]``; called on the host.
 
-        [] is added where one is missing: :meth:`answer` computes it. A batch that names no view stays as it is.
+        [] is added where any record is missing: :meth:`answer` computes it. A batch that names no view, or whose records the
+        loader has read, is returned as it is.
         """
         records_by_teacher = batch.get("records", {})
         if "view" not in batch or name in records_by_teacher:
@@ -114,6 +115,9 @@ class CachedTeacher(RunTeacher):
 
         Counts in :attr:`read` and :attr:`computed`. A batch that lacks an answer is computed as a whole, so that a fill
         that was killed gives what an undisturbed one does; of the answers that were there the stored ones are used.
+
+        Raises:
+            UserError: with ``cache=only`` an answer is missing; or a computed one is not finite.
         """
         records_by_teacher = batch.get("records", {})
         if records_by_teacher.get(name):  # read by the loader or by fetch

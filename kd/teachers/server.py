@@ -74,7 +74,7 @@ class AnswerServer:
         self.asked = 0
         """Pictures that were answered."""
         self.tries: list[int] = []
-        """Of each request, the check of the server among them, how often it was sent before."""
+        """An entry for each sending of a request (:meth:`connect`'s included): how often that request was sent before."""
         self.seconds = 0.0
         """Spent in requests for answers."""
         self._idle: list[http.client.HTTPConnection] = []  # kept between requests

@@ -32,12 +32,12 @@ def caught(
     output: bool = False,
     taken: Callable[[nn.Module, Tensor], Tensor] = lambda layer, tensor: tensor,
 ) -> Iterator[dict[nn.Module, Tensor]]:
-    """Catches what layers read (or give) inside.
+    """Inside, catches the input (or the output) of each layer that runs.
 
     Args:
-        layers: whose tensors.
-        output: catch what they give; False: what they read, the first argument.
-        taken: what is kept of a layer's tensor.
+        layers: whose tensors are caught.
+        output: True: catch what a layer returns; False: its first argument.
+        taken: computes what is kept from the layer and its tensor; by default the tensor itself.
 
     Yields:
         Tensors by layer, which fill while a model runs; those of a layer's last run are kept.
@@ -110,7 +110,7 @@ def reset_norm(norm: Part) -> None:
 
 
 def tokens_before_blocks(model: ViT, pictures: Tensor) -> Tensor:
-    """Tokens before a model's norm before its first block, if it has one: patches, prefix tokens, positions.
+    """Patches and prefix tokens with their positions, as they enter the first block, or the norm in front of it.
 
     Args:
         model: a vision transformer.
@@ -139,7 +139,10 @@ def rotation_of(student: ViT) -> Tensor | None:
 
 
 def kind_of_rotation(model: ViT) -> str:
-    """How a model's rotary positions turn, in words: two models of one kind turn alike. ``none``: it has none."""
+    """The class and settings of a model's rotary positions, as text: equal texts, equal rotations. ``none``: it has none.
+
+    Settings of the grid's size, and those that act in training only, are left out.
+    """
     rope = getattr(model, "rope", None)
     if rope is None:
         return "none"

@@ -27,7 +27,8 @@ def chosen_channels(readings: Sequence[Readout], count: int) -> Tensor:
 
     Given the channels that are chosen, let G be the covariance of what they leave unexplained. A further channel c
     explains ``|A G_c|^2 / G_cc`` of the outputs' variance, with G_c its column. The best one is taken, and what it
-    explains is taken off: ``G <- G - G_c G_c' / G_cc`` (a Cholesky factorisation with pivots).
+    explains is taken off: ``G <- G - G_c G_c' / G_cc`` (a Cholesky factorisation with pivots). A channel of which next to
+    nothing is left unexplained gains nothing.
 
     Args:
         readings: all places where the same channels are read; each counts alike, relative to its outputs' variance.

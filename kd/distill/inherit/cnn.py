@@ -187,7 +187,9 @@ class LayerRow:
 
     @contextmanager
     def of_part(self, number: int) -> Iterator[None]:
-        """Inside, the teacher's layers run on a part of the sample; ``number``: the part's, from 0."""
+        """Inside, the caller runs the teacher on part ``number`` (from 0) of the sample. What its layers give is then added
+        to :attr:`outputs`; what they read, in the first :data:`GUIDE_PARTS` parts, to :attr:`read`.
+        """
         readers = []
         if number < GUIDE_PARTS:
             readers = list(self.read)
@@ -222,8 +224,8 @@ class LayerRow:
             run: runs the student's module that they are in, given its input.
             ours: what that module reads.
             before: the channels of the teacher's input that the student has.
-            kept: those of each layer's output.
-            targets: what the last one should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
+            kept: of each layer's output the teacher's channels that the student has.
+            targets: what the last layer should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
         """
         inputs = before
         for link, of_teacher, outputs in zip(self.ours, self.theirs, kept, strict=True):
@@ -257,24 +259,24 @@ def follow(
 
     Args:
         links: the layers in their order, of student and teacher.
-        runs: run the modules that they are in, likewise, given their input.
+        runs: two functions, of student and teacher, that run the module with these layers on its input.
         ours: what the student's module reads.
         theirs: what the teacher's reads.
         before: the channels of the teacher's input that the student has.
-        kept: those of each layer's output, given the row that was measured.
+        kept: chooses, from the measured row, the teacher's channels that the student has of each layer's output.
 
     Returns:
         What the modules give, of student and teacher.
     """
-    run, through = runs
+    run_student, run_teacher = runs
     links_of_student, links_of_teacher = links
     row = LayerRow(links_of_student, links_of_teacher, len(theirs))
     outputs = []
     for number, part in enumerate(theirs):
         with row.of_part(number):
-            outputs.append(through(part))
-    row.fit(run, ours, before, kept(row))
-    return [run(part) for part in ours], outputs
+            outputs.append(run_teacher(part))
+    row.fit(run_student, ours, before, kept(row))
+    return [run_student(part) for part in ours], outputs
 
 
 class CNNStart(ABC):
@@ -316,7 +318,7 @@ class CNNStart(ABC):
         before: Tensor,
         after: Tensor,
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
-        """Fits what is before a stage's blocks, of a family that has layers there.
+        """Fits the layers before the blocks of stage ``number``; this base, of families without such layers, fits nothing.
 
         Returns:
             The streams before the blocks, and the channels that the student has there.
@@ -346,9 +348,8 @@ class CNNStart(ABC):
         before: Tensor,
         after: Tensor,
     ) -> Sequence[Tensor]:
-        """To what a block of the student adds: its stream, of each part of the sample, or what its shortcut gives for that.
-
-        A shortcut with layers is fitted here first.
+        """What a block of the student adds its output to, of each part of the sample: its stream (here), or, in a family
+        whose shortcuts have layers, what the shortcut gives for the stream, fitted first.
         """
         return ours
 
@@ -427,7 +428,7 @@ class CNNStart(ABC):
                 before = read[block]
                 after = written[block]
                 if before.shape != after.shape:
-                    continue
+                    continue  # a stage's first block, which begins a group whatever its change
                 change = (after - before).norm()
                 size = before.norm().clamp(min=1e-12)
                 changes[block] += float(change / size)

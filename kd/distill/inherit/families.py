@@ -104,8 +104,10 @@ def inherit_together(
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
+    A student that the teacher's weights fit as they are takes those, and nothing is fitted.
+
     Args:
-        students: of the teacher's family.
+        students: of the teacher's family, each with how its pictures are resized and normalised.
         teacher: a model of timm's, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
@@ -143,8 +145,8 @@ def _becomes_teacher(
     pictures: Images,
     teacher_input: Preprocess,
 ) -> bool:
-    """Gives a student of its teacher's own size its weights as they are; False, and its weights stay, where it would answer
-    otherwise to the first pictures of the sample.
+    """Gives a student the teacher's weights as they are, where names and shapes are equal and it then answers like the
+    teacher to the first 64 pictures. Else its weights stay, and the result is False.
     """
     own = student.state_dict()
     weights = teacher.state_dict()

@@ -78,7 +78,7 @@ def inherit_embedding(
     patch.weight.copy_(torch.einsum("st,tchw->schw", projection, weight))
     if patch.bias is not None:
         patch.bias.copy_(projection @ shifted_bias)
-    else:
+    else:  # the student adds the teacher's bias with the positions
         patch_positions = patch_positions + shifted_bias
 
     # Prefix tokens: where the student's have no positions, the teacher's are added to the tokens themselves.
@@ -103,11 +103,11 @@ def inherit_embedding(
 
 
 def _before_norm(norm: Part, projection: Tensor) -> Tensor:
-    """How the teacher's tokens map onto the student's before a norm that comes before the blocks, if there is one.
+    """The map from the teacher's embedded tokens to the student's, ``(D_student, D_teacher)``, where a norm follows.
 
     The norm gives ``g x / |x|`` of its centred input x (g: its scale), which M maps onto the student's stream. So the
-    student's input is ``M diag(g) x``; its length is not that of x, and the student's norm, which divides by it, gets
-    scale and shift from :func:`fit_norm_before_blocks`.
+    student's input is ``M diag(g) x``, with each row's mean subtracted to centre x; its length is not that of x, and the
+    student's norm, which divides by it, gets scale and shift from :func:`fit_norm_before_blocks`.
 
     Args:
         norm: the teacher's; an identity leaves M as it is.

@@ -132,11 +132,10 @@ def rows_needed(layer: nn.Module) -> int:
 def fit_layer(
     layer: Part, norm: Any | None, rows: Sequence[tuple[Tensor, Tensor]], start: Tensor
 ) -> None:
-    """Fits a convolution or linear layer, :func:`fit_linear`.
+    """Fits a convolution or linear layer by :func:`fit_linear`, a depthwise convolution by :func:`fit_depthwise`.
 
     Args:
-        layer: its weight, and its bias if it has one, are overwritten; a depthwise one is fitted channel by channel, and has
-            no norm after it.
+        layer: its weight is overwritten, and without a norm its bias if it has one. A depthwise one has no norm after it.
         norm: the BatchNorm after it, whose statistics are measured and which adds the bias; None: none.
         rows: of each part of the sample, what the layer reads at drawn places (:func:`under_kernel`), and what layer and
             norm together should give there, ``(R, C_out)``.

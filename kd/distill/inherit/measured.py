@@ -188,7 +188,9 @@ class MeasuredTeacher:
         return self._grid == grid_of(self.model, self.prepare.size)
 
     def use_grid_of(self, student: ViT, size: tuple[int, int]) -> None:
-        """Cuts pictures into the student's patches from now on; measures the streams if the grid is another.
+        """Cuts pictures into the student's patches from now on; nothing is done where the grid is the present one.
+
+        Measures :attr:`moment`, :attr:`last` and :attr:`rotation` anew, and goes back to the first block.
 
         Args:
             student: whose patches.

@@ -207,7 +207,10 @@ def _heads_map(
 
 
 def _set_query(pool: Part, query: Tensor) -> None:
-    """Makes the student's query, ``(H * S,)``, that of every picture: ``W l + b = q`` for its latent token l."""
+    """Makes a pooling give ``query``, ``(H * S,)``, for its latent token l: ``W l + b = q``; the same for every picture.
+
+    Changed is the bias, without one the weight, and the latent itself where no layer comes after it.
+    """
     layer = pool.q
     if isinstance(layer, nn.Identity):
         pool.latent.copy_(query[None, None])

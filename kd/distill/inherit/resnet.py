@@ -200,16 +200,19 @@ class ResNetStart(CNNStart):
         before: Tensor,
         after: Tensor,
     ) -> Sequence[Tensor]:
-        """Fits the convolution of a block's shortcut, where it has one, and its norm, to the teacher's shortcut."""
+        """What a block's shortcut gives for the stream, of each part: the stream itself, or, where the shortcut has a
+        convolution and a norm, their output after they are fitted to the teacher's shortcut.
+        """
         if block.downsample is None:
             return ours
-        through = of_teacher.downsample
+        teacher_shortcut = of_teacher.downsample
         links = shortcut_links(of_teacher)
-        if through is None:  # the student's first block is not as wide as its stem
-            through = nn.Identity()
-            links = [Link(through, None, torch.eye(of_teacher.conv1.in_channels)[..., None, None])]
+        if teacher_shortcut is None:  # the student's first block is not as wide as its stem
+            teacher_shortcut = nn.Identity()
+            same = torch.eye(of_teacher.conv1.in_channels)[..., None, None]
+            links = [Link(teacher_shortcut, None, same)]
         both = shortcut_links(block), links
-        runs = block.downsample, through
+        runs = block.downsample, teacher_shortcut
         passed, _ = follow(both, runs, ours, theirs, before, lambda _: [after])
         return passed
 

@@ -95,7 +95,7 @@ class _StudentFit:
     """
 
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
-        """Maps the teacher's patch embedding and positions by the projection, sets all norms back, and fits the norm before
+        """Resets all norms, maps the teacher's patch embedding and positions by the projection, and fits the norm before
         the blocks, where there is one.
 
         The arguments are the class's. ``student`` is changed in place; from here on ``measured`` has the teacher's positions
@@ -122,7 +122,9 @@ class _StudentFit:
         """How much each token counts in the fits, ``(L,)``; None: all alike."""
 
     def _token_shares(self) -> Tensor | None:
-        """A class token that alone is classified counts as much as all other tokens together."""
+        """How much each token counts in the fits, ``(L,)``: where the class token alone is classified, it counts as much
+        as all others together. Else None: all count alike.
+        """
         student = self.student
         classifies_token = isinstance(student.head, nn.Linear) and student.global_pool == "token"
         if not classifies_token:
@@ -152,7 +154,7 @@ class _StudentFit:
         self.streams = inherit_block(block, targets, self.streams, rotation_of(self.student))
 
     def finish(self) -> None:
-        """Fits an attention pooling and the classifier."""
+        """Fits the attention pooling, where the student has one, and the classifier, where it is inherited."""
         student = self.student
         measured = self.measured
         teacher = measured.model

@@ -263,7 +263,7 @@ def projection_from(moment: Tensor, student: ViT, read: Tensor | None) -> Tensor
     # From the largest eigenvalue down; that of the teacher's all-ones direction, which its norms subtract, is 0.
     eigenvectors = torch.linalg.eigh(moment).eigenvectors.flip(1)
     directions = eigenvectors[:, :room]
-    directions = directions * directions.sum(0).add(1e-12).sign()  # of v and -v the same everywhere
+    directions = directions * directions.sum(0).add(1e-12).sign()  # v, not -v: the sum is positive
     start = torch.eye(width, dtype=torch.float64)
     if room < width:
         start[:, 0] = 1

@@ -131,10 +131,8 @@ def candidates(student: Student, teacher: RunTeacher, count: int) -> list[Candid
             "kd-tune 'search.model.student.arch=[...]' objective=val/acc1,latency_ms trains each"
         )
     for grid in _grids(student, teacher, teacher.members[parent]):
-        if (
-            len(chosen) >= count
-        ):  # the sizes between the default ones are built for a larger count alone
-            break
+        if len(chosen) >= count:
+            break  # before the next grid's models are built
         chosen += _evenly_spaced(grid, count - len(chosen))
     return sorted(chosen, key=_by_cost)
 

@@ -35,10 +35,10 @@ Keep = Callable[[dict[str, float]], None]
 
 
 def score(run: Run, candidates: Sequence[Candidate], keep: Keep) -> None:
-    """Scores candidates right after they have inherited, on training pictures that are held out; without a classifier on
-    the probe's.
+    """Scores candidates right after they have inherited, on training pictures that are held out; candidates without a
+    classifier on the pictures of ``data.probe``.
 
-    A metric is in its own unit, of accuracies a share in [0, 1].
+    The scores go to ``keep``: a metric in its own unit, of accuracies a share in [0, 1].
 
     Args:
         run: the recipe's; it is built again for each group of candidates.

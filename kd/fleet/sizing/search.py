@@ -73,9 +73,8 @@ class SizeSearch:
         self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
         self.sign = -1 if less_is_better(self.metric) else 1
-        self.known = mapping_of(
-            self.folder / RESULTS
-        )  # what was measured, by measurement_key() of what it depends on
+        # what was measured, by measurement_key() of what it depends on
+        self.known = mapping_of(self.folder / RESULTS)
 
     def measure(self) -> dict[str, Any]:
         """Times the candidates, and scores those within the budget; what an earlier search has measured is read again.
@@ -256,7 +255,8 @@ def check_budget(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
         budget: the largest allowed value by column, such as ``latency_ms``.
 
     Raises:
-        UserError: with the least figure of any candidate for each budget.
+        UserError: begins with a budget that even the least candidate exceeds, if there is one; gives the least figure of
+            any candidate for each budget.
     """
     if any(not exceeded(row, budget) for row in rows):
         return

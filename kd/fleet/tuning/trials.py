@@ -244,6 +244,9 @@ class Pool:
 
         Before it returns or raises, all running trials have saved and ended: no process is left over.
 
+        Args:
+            begin: called with a free place; gives a trial's run and its steps, or None where no trial is left.
+
         Raises:
             Stopped: a signal has come: SIGTERM or SIGINT, of which the second Ctrl-C has trials killed at once.
         """

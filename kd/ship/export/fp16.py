@@ -333,7 +333,7 @@ def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
             if types.get(tensor) == float16:
                 node.output[position] = f"{tensor}/exact"
                 nodes.append(make_node("Round", [f"{tensor}/exact"], [tensor], domain=DOMAIN))
-    copies = [deepcopy(node) for node in nodes]  # the graph's own end with it
+    copies = [deepcopy(node) for node in nodes]  # the next line deletes the graph's own nodes
     del graph.node[:]
     graph.node.extend(copies)
     return exact

@@ -64,7 +64,10 @@ def student_metadata(student: Student) -> dict[str, str]:
 
 
 def remade_task(task: Task) -> dict[str, Any]:
-    """Class path and arguments by which a task is made again, where its attributes are its arguments.
+    """Class path (``class_path``) and arguments (``init_args``) by which a task is made again.
+
+    An argument is read from the attribute of its name. Left out are those without one, those whose value is not a string,
+    number, dict or list, and those that the data decides.
 
     >>> from kd.tasks import Classification
     >>> remade_task(Classification(label_smoothing=0.1))["init_args"]["label_smoothing"]

@@ -67,7 +67,7 @@ def _mobilenet_body(arch: str) -> nn.Module:
 
 
 def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
-    """The model's tensors under the names of ``body``, one after another; None where a shape differs.
+    """The model's tensors under the names of ``body``, in order; None where a shape differs, or the model has too few.
 
     Tensors that the model has beyond those of ``body`` (its classifier's) are left out.
 

@@ -117,7 +117,7 @@ def outputs_of(manifest: ExportManifest) -> dict[str, tuple[str, list[int]]]:
 def read_request(
     body: bytearray, header: str | None, manifest: ExportManifest, max_pictures: int
 ) -> InferenceRequest:
-    """Checks the body of a request for inference.
+    """Reads and checks the body of a request for inference. All of the model's outputs are wanted where it names none.
 
     Args:
         body: JSON; after it the bytes of a binary tensor.

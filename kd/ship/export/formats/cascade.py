@@ -150,7 +150,7 @@ def _teachers_job(job: ExportJob) -> ExportJob:
     """The same job for the teacher: its model in the data's classes, on pictures of the same size.
 
     Raises:
-        UserError: no single teacher whose weights kd loads.
+        UserError: no single teacher whose weights kd loads, or one whose pictures a function of the user's prepares.
     """
     from kd.models.preprocess import Preprocess
     from kd.ship.export.prepared import Prepared
