@@ -45,7 +45,8 @@ class Best(Callback):
         """Whether the newest validation was the best."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where the start may be the best, has it validated: makes Lightning's trial validation one of the whole set.
+        """Has the student validated before the first step where its start may be the best: Lightning's trial validation then
+        takes the whole set.
 
         Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the student
         starts (:attr:`kd.distill.student.Student.answers_at_its_start`).
@@ -92,9 +93,10 @@ class Best(Callback):
         trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _note_start(self, metrics: Metrics) -> bool:
-        """Keeps the metrics before the first step; False where the monitored one is missing or not finite.
+        """Keeps the metrics before the first step, as :attr:`start` and :attr:`top`, and returns True; False where the
+        monitored one is missing or not finite.
 
-        Its metrics become :attr:`best` only at the first validation of an epoch: in a run without any, the last weights are
+        They become :attr:`best` only at the first validation of an epoch: in a run without any, the last weights are
         exported, not these.
         """
         if not math.isfinite(metrics.get(self.metric, math.nan)):

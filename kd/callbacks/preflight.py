@@ -94,10 +94,10 @@ class Preflight(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set before training; all processes must call it.
 
-        The results go to :attr:`teacher_val`, :attr:`members`, :attr:`kept` and the module's validation, which then does
-        not run the teacher again; the first process prints a line for each teacher. Nothing is measured without a teacher,
-        a validation or a fit, with ``mode`` off (then the validations fill :attr:`kept`), and of a teacher without a
-        classifier.
+        The results go to :attr:`teacher_val`, :attr:`members`, :attr:`remedy`, :attr:`kept` and the module's validation,
+        which then does not run the teacher again; the first process prints a line for each teacher. Nothing is measured
+        without a teacher, a validation or a fit, with ``mode`` off (then the validations fill :attr:`kept`), and of a
+        teacher without a classifier.
 
         Raises:
             UserError: the teacher is too weak to teach, and ``mode`` is ``stop``.
@@ -273,7 +273,7 @@ class Preflight(Callback):
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where the teacher is not to run in training (``cache: only``), all answers of the next epoch must be there.
+        """Checks that all answers of the next epoch are cached, for teachers that must not run in training (``cache=only``).
 
         Of each batch it counts the records that are written, by their first bytes; a damaged record is found only when it is
         read. All processes must call it.

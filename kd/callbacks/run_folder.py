@@ -63,7 +63,8 @@ class RunFolder(Callback):
                 self._lock.close()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Sends checkpoints whose folder was not given to ``checkpoints`` in the run's folder; a given one is kept.
+        """Gives checkpoint callbacks without a folder the run's ``checkpoints``, below :func:`unclaimed` until the run has a
+        folder; one that was given is kept.
 
         Lightning calls it before the ``setup`` of all ModelCheckpoints, which choose a folder where none was given.
         """
@@ -128,7 +129,9 @@ class RunFolder(Callback):
                 states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run writes its settings on rank 0, and drops rows of steps that it will make again."""
+        """Notes that the run has begun. A resumed one writes its settings, and drops rows of steps that it makes again, on
+        rank 0.
+        """
         self.begun = True
         if self.resume and trainer.is_global_zero:
             self._write_settings()

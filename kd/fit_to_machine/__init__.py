@@ -144,7 +144,8 @@ def restore_auto(
     """Where ``cache=auto`` chose: the teacher with a cache if the interrupted run had one, else without.
 
     A cache repeats its views, so with another choice the resumed run would see other pictures than the interrupted one. The
-    module calls this on every rank when a checkpoint is loaded; in a fit :func:`apply_auto` has chosen anew before.
+    module calls this on every rank when a checkpoint is loaded; in a fit :func:`apply_auto` has chosen anew before. Rank 0
+    prints a change of that choice.
 
     Args:
         run: the module, attached to its trainer.

@@ -85,7 +85,7 @@ def compile_chosen(run: AttachedModule, chosen: Mapping[str, object]) -> dict[st
         UserError: a mode other than :data:`PLAIN`, :data:`GRAPHS` and :data:`AS_WRITTEN`.
 
     Returns:
-        The modes of the models that are compiled, by key.
+        The modes of the models that are compiled, by key; {} for none.
     """
     if not may_compile(run.trainer):
         return {}
@@ -110,7 +110,7 @@ def may_compile(trainer: Trainer) -> bool:
 
 
 def _left_to_the_machine(run: AttachedModule) -> Iterator[tuple[str, Student | FrozenTeacher]]:
-    """The student and the teachers whose models have ``compile=auto``, each after its key; not those in shards."""
+    """The key and the owner of each model with ``compile=auto``, student first; models in shards are left out."""
     student = run.student
     is_cut = isinstance(run.trainer.strategy, Sharding)
     if student.spec is not None and student.spec.compile == "auto" and not is_cut:

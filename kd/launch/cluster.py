@@ -355,8 +355,10 @@ def whole_number(
 
 
 def _evenly(name: str, processes: int, parts: int, machines: str) -> int:
-    """``processes / parts``, a whole number: of machines, where ``parts`` counts the processes of one; else of processes on
-    each of ``parts`` machines.
+    """``processes / parts``, which must be a whole number.
+
+    It is the number of machines where ``parts`` is the processes of one, and the processes of each where ``parts`` is the
+    machines.
 
     Args:
         name: the variable that has the number of processes.

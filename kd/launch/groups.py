@@ -62,9 +62,9 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         resource_file: SageMaker's description of the cluster; it may be missing.
 
     Raises:
-        UserError: the two name other hosts, or no host; this machine is not one of them; the groups' hosts are not the
-            job's; this machine's group is named otherwise than it is listed; not exactly one group is found to train, or it
-            has no GPUs while another has.
+        UserError: environment and file name different hosts, or no host; this machine is not one of them; the groups' hosts
+            are not the job's; this machine's group is named otherwise than it is listed; not exactly one group is found to
+            train, or it has no GPUs while another has.
     """
     if OUTSIDE in env:
         return None

@@ -139,7 +139,8 @@ def check_processes(trainer: "Trainer", env: Mapping[str, str] = os.environ) -> 
 
 
 def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str) -> None:
-    """Refuses ranks and counts in the environment that contradict a process that starts the others of its machine.
+    """Refuses ranks and counts in the environment that contradict a run without a launcher, where this process starts the
+    others of its machine.
 
     Args:
         env: the environment's variables.

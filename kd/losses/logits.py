@@ -447,7 +447,7 @@ class MLKDLoss(LogitLoss):
     weight: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the temperatures: at least one."""
+        """Checks the temperatures; a ValueError where there is none, or one is not above 0."""
         super().__post_init__()
         if not self.temperatures:
             raise ValueError("temperatures must hold at least one, got none")

@@ -457,7 +457,9 @@ class PseudoClassLoss(KnownOnHost, ProjectedLoss):
         return kl(log_p_teacher, log_p_student, dim=1)
 
     def _remember(self, new: Tensor) -> None:
-        """Puts rows ``(M, D_t)`` in place of the oldest in the queue; of more rows than it holds, the last ones."""
+        """Puts rows ``(M, D_t)`` in place of the oldest in the queue, and counts them in :attr:`seen`; of more rows than the
+        queue holds it takes the last ones.
+        """
         assert self.known is not None
         left_out = max(0, len(new) - self.queue_size)
         rows_before = self.known + left_out

@@ -88,7 +88,7 @@ class Standardizer(KnownOnHost, Float32):
         return x
 
     def settle(self, features: Tensor) -> None:
-        """Takes a sample's statistics for good, shapes as for the forward: targets that never move.
+        """Sets the statistics from a sample; later batches do not change them. Shapes as for :meth:`forward`.
 
         The sample is this process's alone inside :func:`kd.losses.ranks.without_gather`, else that of all processes.
         """

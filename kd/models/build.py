@@ -127,8 +127,10 @@ def _built(spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: 
 
 @torch.no_grad()
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
-    """Refuses arguments that a model can be built with and not run with, by a forward of one picture: a large model's
-    without values (meta tensors), a small one's (:data:`SMALL`), or one that needs values, of a picture of zeros.
+    """Refuses a model that was built, but can't run with its arguments: tries a forward of one picture.
+
+    A large model runs without values (meta tensors); a small one (:data:`SMALL`), and one that needs values, runs on a
+    picture of zeros.
 
     Args:
         model: built; left in the mode it was in.

@@ -265,8 +265,9 @@ def _image_size(config: "transformers.PretrainedConfig", unknown: int) -> int | 
 
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
-    """Height and width in pixels after an image processor's resizing and crop, by its settings ``pixels``; of a shortest
-    edge alone a square; None: not named.
+    """Height and width in pixels that an image processor gives, by its settings ``pixels``: of its crop, else its resizing.
+
+    A square where these name a shortest edge alone; None where they name no size.
     """
     crop = pixels.get("crop_size") if pixels.get("do_center_crop") else None
     size = crop or pixels.get("size") or {}

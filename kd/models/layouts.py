@@ -263,8 +263,8 @@ def _in_the_models_layout(state: State, model: nn.Module, img_size: Size | None)
 
 
 def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
-    """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
-    class. A state that is the model's exactly, or that the filter can't read, stays as it is.
+    """The state through the filter that timm keeps beside the model's class, for foreign layouts and position embeddings of
+    another size. A state that is the model's exactly, or that the filter can't read, stays as it is.
     """
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     options: dict[str, Any] = {}
@@ -284,8 +284,10 @@ def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
 
 
 def _without_foreign_grid(state: State, model: nn.Module, img_size: Size | None) -> State:
-    """The state without a ViT's positions where the file's pictures are not square and the model's are others: as many
-    patches may be another grid, and timm's filter takes each for a square. The model then lacks them, which is reported.
+    """The state without a ViT's position embeddings, where the file's pictures are not square and the model's have another
+    size; else as it is.
+
+    timm's filter would take the file's patches for a square grid. The model then lacks these tensors, which is reported.
     """
     of_file = img_size or (0, 0)
     of_model = built_size(model)

@@ -107,8 +107,8 @@ def load_checkpoint(
 
 
 def _say_where(layout: FileModel, place: str) -> None:
-    """Reports the library whose names were replaced, or below which name a model's weights were found, where a trainer's
-    usual wrapping (:data:`WRAPPING`) does not explain it.
+    """Reports where a model's weights were found: under the names of another library, or below a name that is no trainer's
+    usual wrapping (:data:`WRAPPING`). Else nothing is reported.
 
     Args:
         layout: where they were found.

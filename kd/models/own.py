@@ -95,9 +95,10 @@ def features_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """How many classes a model answers with: its ``num_classes`` if that is a number, else the outputs of its classifier
-    (:func:`~kd.models.taps.classifier_of`; of a Sequential the last member), by the last layer in it that has outputs; 0
-    where unknown.
+    """How many classes a model answers with; 0 where unknown.
+
+    It is ``num_classes`` of the model if that is a whole number. Else it is the outputs of the last layer that has any, in
+    the model's classifier (:func:`~kd.models.taps.classifier_of`; of a Sequential its last member).
     """
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):

@@ -194,7 +194,7 @@ def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
 
     Args:
         model: called once, with what ``prepare`` makes of the pictures.
-        prepare: the model's preprocessing; the pictures are uint8, or float where no function of it is known.
+        prepare: the model's preprocessing; the pictures are uint8, or float for a :class:`Given` without a function.
         count: N of the pictures ``(N, 3, *prepare.size)``, on the CPU.
 
     Returns:

@@ -220,8 +220,10 @@ class Taps:
         return layers[stride]
 
     def _layer_by_stride(self) -> dict[int, str]:
-        """The last layer of each stride in timm's list of features; of a model that timm has not built, the last of the
-        outermost layers with such a map, which a forward shows.
+        """By stride, the last layer with such a map in timm's list of features.
+
+        For a model that timm has not built a forward shows the maps; of the layers of one stride it is the last of the
+        outermost.
         """
         if self._features:
             return {feature["reduction"]: feature["module"] for feature in self._features}
@@ -390,8 +392,10 @@ class Taps:
         return (height, width) if height * width == count else None
 
     def _is_channels_last(self, x: Tensor) -> bool:
-        """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's height / width, from which that of the map
-        differs less; where both are equally near, by what timm says of the model.
+        """Whether a map ``x`` of four axes is ``(N, H, W, C)``, and not ``(N, C, H, W)``.
+
+        It is read in the order in which its height / width is nearer to the picture's; where both are equally near, timm's
+        ``output_fmt`` of the model decides.
         """
         height, width = self._size
         first, second, third = x.shape[1:]

@@ -140,8 +140,8 @@ class DistillationModule(Inference):
         """Gives the student its first weights, places the teacher, settles the losses, measures what ``auto`` leaves open.
 
         A resumed run neither starts its student nor settles its losses: the checkpoint has both. A second fit does not start
-        its student again. With loaders of the user's own, in place of kd's data
-        module, there are no pictures to settle losses by, and nothing is measured.
+        its student again. With loaders of the user's own, in place of kd's data module, there are no pictures to settle
+        losses by, and nothing is measured. Rank 0 prints how the student starts, and counts :attr:`memory`.
         Lightning calls it in every process, before weights are sharded or loaded. The order matters: the student's
         start reads the teacher before it is cast to its precision; losses are settled on the started student; batch
         size, loader processes and cache are measured on all of that; compiling comes last.
@@ -407,8 +407,8 @@ class DistillationModule(Inference):
 
         Lightning calls it with the checkpoint as read, before it loads anything of it (FSDP has loaded weights and
         optimizers itself). Weights, loops, and states of optimizers and schedules
-        are compared for a fit alone; with kd's data module the batch size and the cache that ``auto`` had chosen are
-        restored in any case.
+        are compared, and models compiled as before, for a fit alone; with kd's data module the batch size and the cache that
+        ``auto`` had chosen are restored in any case.
 
         Raises:
             UserError: the first difference, by its key.

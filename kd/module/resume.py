@@ -46,9 +46,10 @@ class Resume:
     def content(
         self, data: DistillationDataModule | None, cached: bool, compiled: Mapping[str, str]
     ) -> dict[str, Any]:
-        """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run;
-        ``kd_cached`` is for :func:`kd.fit_to_machine.restore_auto`, ``kd_compiled`` for
-        :func:`kd.fit_to_machine.compilation.compile_chosen`.
+        """What a checkpoint stores beside Lightning's own parts, for a run that resumes from it.
+
+        That run's :meth:`check` and :meth:`settle` read it, but ``kd_cached`` is for
+        :func:`kd.fit_to_machine.restore_auto`, ``kd_compiled`` for :func:`kd.fit_to_machine.compilation.compile_chosen`.
 
         Args:
             data: of this run; None where the loader is the user's own.

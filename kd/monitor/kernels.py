@@ -62,7 +62,7 @@ class Kernels(Closing):
         self._first = 0  # the window's first batch, counted as ``at``
 
     def begin(self, at: int, steps: int) -> None:
-        """Another window, in a running job; its trace takes the place of the one before.
+        """Sets the next window to profile, in a running job; its trace replaces the one before.
 
         Args:
             at: its first batch, counted from 0 over the whole run, at least two after the running one (else it never

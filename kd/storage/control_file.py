@@ -17,8 +17,8 @@ LARGEST = 2**16  # bytes of the file
 
 
 def parse(text: str) -> dict[str, Any]:
-    """What the words of the file order (kd/report/README.md); spaces or lines lie between them, the last of a kind
-    counts.
+    """The commands that the file's words give (kd/report/README.md). Spaces or lines separate words, and of each kind the
+    last counts.
 
     Returns:
         A key for each kind of word that is there, {} for an empty text: ``on`` and ``nvtx`` (bool), ``interval``

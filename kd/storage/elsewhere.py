@@ -306,7 +306,7 @@ def _folders_below(folder: str) -> Iterator[str]:
 
 
 def plain_name(name: str, where: str) -> str:
-    """A name from elsewhere that leads out of no folder: of a run's folder, of a file of weights in an index.
+    """Returns a name from elsewhere, such as that of a run's folder, once it is checked that it leads out of no folder.
 
     Args:
         name: from elsewhere; returned where it fits :data:`NAME`, which allows nothing that leads out of a folder.

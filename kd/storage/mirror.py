@@ -144,8 +144,8 @@ class Mirror:
                     print(f"{self.key}: warning: {problem}{then}", file=sys.stderr)
 
     def _changed(self) -> dict[str, tuple[int, int]]:
-        """The files that have changed since they were sent by this process, by name, as they are now; ``last.ckpt`` is the
-        last: a machine that resumes cuts records that are newer but can't make what is missing.
+        """Size and time of the files that have changed since this process sent them, by name; ``last.ckpt`` comes last: a
+        machine that resumes can cut records that are newer than it, but can't restore missing ones.
 
         Without links, hidden files, unfinished ones (``.part``), and the previous checkpoint, which is for a ``last.ckpt``
         that was cut: a store replaces a file whole.

@@ -88,7 +88,7 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
 
 
 def tried(attempt: Callable[[], Given], what: str) -> Given:
-    """The result of an attempt that may fail on the way, after some more of them.
+    """The result of an attempt, which is made again where it fails.
 
     Args:
         attempt: called up to :data:`TRIES` times, with pauses that double, six seconds together.
@@ -111,7 +111,7 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 
 
 def copy_of(url: str, key: str, kind: str = "fetched") -> Path:
-    """Where the copy of a place in a store lies below the cache folder, by a path that holds no password.
+    """The path, below the cache folder, of the copy of a file or folder in a store; it holds no password.
 
     Args:
         url: of a file or folder.
@@ -250,7 +250,7 @@ def put_whole(file: Path, url: str, key: str) -> ObjectState:
     """
 
     def attempt() -> ObjectState:
-        """One try."""
+        """One try; an OSError where the size in the store differs."""
         files, path = file_system(url, key)
         size = file.stat().st_size
         files.put_file(str(file), path)

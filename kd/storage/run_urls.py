@@ -160,8 +160,9 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
 
 
 def owner_in(folder: Path) -> str:
-    """The name that a run's folder has in the store while its run is the one that is sent there; "" before it has sent
-    anything.
+    """The random name under which a folder of this machine sends its run to the store; "" before it has sent anything.
+
+    The store's :data:`CLAIM` holds the name of the folder that has begun to send last.
     """
     try:
         return text_of(folder / OWNER)
@@ -227,7 +228,7 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
 
 
 def _is_ours(url: str, folder: Path, there: Mapping[str, ObjectState]) -> bool:
-    """Whether no other machine has sent a checkpoint since this folder had the same: then all that is here is as new.
+    """Whether no other machine has sent this run since the folder here was as in the store: then all files here are as new.
 
     Args:
         url: of the run.

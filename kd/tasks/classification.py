@@ -120,9 +120,8 @@ class Classification(Task):
 
     @property
     def settings_of_the_loss(self) -> list[str]:
-        """Names of the settings that change the loss on labels; without that loss a note says that they do nothing.
-
-        See :meth:`Task.settings_of_the_loss`.
+        """Which of ``label_smoothing`` and ``class_weights`` are set; a run without a loss on labels reports that they do
+        nothing.
         """
         given = {
             "label_smoothing": self.label_smoothing > 0,

@@ -134,7 +134,7 @@ class Features(Task):
         return 0.0
 
     def note_on_labels(self, there: bool) -> str:
-        """Reports that labels are not used, where there are any."""
+        """A line that labels are not used, where there are any; "" without."""
         if there:
             return (
                 "the labels are not used: the student has no classifier (model.student.head=false)"

@@ -60,7 +60,7 @@ class MultiLabel(Task):
     def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
         """A ridge regression of 0 and 1: features ``(M, D)``, labels ``(M, C)``, NaN of pictures without a label.
 
-        These are left out; None with fewer than two others.
+        Pictures without a label are left out; None where fewer than two are left.
         """
         known = ~targets.isnan().any(dim=1)
         if known.sum() < 2:

@@ -83,7 +83,7 @@ class Regression(Task):
     def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
         """A ridge regression in units: features ``(M, D)``, targets ``(M, C)``.
 
-        Pictures that lack one of the targets (NaN) are left out; None with fewer than two others.
+        Pictures that lack one of the targets (NaN) are left out; None where fewer than two are left.
         """
         known = ~targets.isnan().any(dim=1)
         if known.sum() < 2:

@@ -239,7 +239,7 @@ class PixelCounts(ExactMetric):
         self.add_state("alike", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch, class ids ``(N, H, W)`` each: counted where they are, no GPU is waited for.
+        """Adds a batch, class ids ``(N, H, W)`` each, on their device and without a wait for it.
 
         Pixels of an unknown class other than ``ignore_index`` are left out of the matrix alone: both models answer there
         too, so they count in ``alike``.
