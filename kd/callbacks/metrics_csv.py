@@ -92,7 +92,7 @@ class MetricsCSV(Logger):
         write_text(self._file, "".join(kept))
 
     def _lines(self, keepends: bool = False) -> list[str]:
-        """The file's lines; empty without a file. What is no regular file is removed first."""
+        """The file's lines; [] without a file. Anything but a regular file is refused (:func:`file_for`)."""
         if not file_for(self._file).is_file():
             return []
         return text_of(self._file, LARGEST_LOG, errors="replace").splitlines(keepends)

@@ -148,7 +148,7 @@ class RunFolder(Callback):
 
     def _write_settings(self) -> None:
         """Writes ``config.yaml`` and the launcher's :attr:`marker`, points ``latest`` at the run unless it is a trial, and
-        begins to copy it to its store. The first process alone calls it.
+        begins to copy the folder to the :attr:`mirror`'s store. The first process alone calls it.
         """
         assert self.path is not None
         write_text(self.path / "config.yaml", self.config)

@@ -29,9 +29,9 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         accelerator: the Trainer's word: ``auto`` (counts as ``cpu`` without a GPU of NVIDIA's), ``gpu``, ``cpu``, ...
 
     Returns:
-        The precision: ``bf16-mixed`` where the device has bfloat16, else ``16-mixed`` on a GPU and ``32-true`` on a CPU
-            (accelerators other than CPUs and NVIDIA's GPUs are taken to have it); and a line for the user that says why,
-            "" of such an accelerator or a GPU with bfloat16.
+        The precision: ``bf16-mixed`` where the device has bfloat16, as any but CPUs and NVIDIA's GPUs is taken to have, else
+            ``16-mixed`` on a GPU and ``32-true`` on a CPU. And a line for the user that says why; "" for such another
+            device, and for a GPU with bfloat16.
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -126,9 +126,9 @@ def end_with_parent() -> None:
 
 
 def name_starter() -> None:
-    """In the first process of a machine, before it starts the other ranks: they end when it ends.
+    """Sets a variable to this process's id. The first process of a machine calls it before it starts the other ranks.
 
-    They inherit a variable with its process id, which :func:`end_with_starter` reads.
+    They inherit the variable, and end when the first process ends (:func:`end_with_starter`).
     """
     os.environ[STARTER] = str(os.getpid())
 

@@ -419,8 +419,8 @@ def _digest(*parts: str) -> str:
 def is_rank_zero() -> bool:
     """Whether this process is the job's rank 0, by its environment: known before any process group exists.
 
-    In jobs of SageMaker, SkyPilot and TrainJob it holds for each machine's first process until :attr:`Cluster.variables` are
-    set.
+    In jobs of SageMaker, SkyPilot and TrainJob it is True in each machine's first process until :attr:`Cluster.variables`
+    are set.
 
     Of a process that torchrun or mpirun has started only the rank that these gave it counts: inside a SLURM job, SLURM's
     variables number the tasks that started torchrun or mpirun.

@@ -31,7 +31,8 @@ class WholeBatches:
     _last: object = None
 
     def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
-        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled.
+        """Runs the compiled model for a mode's first shape of pictures, and for shapes that have come twice running; for any
+        other shape the model as it is written.
 
         A mode is whether the model trains, and whether gradients are on: each has graphs of its own.
         """

@@ -208,7 +208,7 @@ class Outlet(Closing, ABC):
         pass
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Calls :meth:`open` in the first process of the machine."""
+        """Gives the numbers their trainer and calls :meth:`open`, in the first process of the machine."""
         if trainer.local_rank == 0:
             self.numbers.trainer = trainer
             self.open(trainer)

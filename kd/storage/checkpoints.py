@@ -62,7 +62,7 @@ def claim(parent: Path) -> Path:
 
     For a search or a measurement that has no settings to write; runs take theirs by
     :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, it is the one after that.
-    What it holds is checked as a run's folder is (:func:`kd.storage.writing.guard`), and no link may lead to it from above.
+    What ``parent`` holds is checked as a run's folder is (:func:`kd.storage.writing.guard`), and ``parent`` may be no link.
 
     Raises:
         UserError: ``parent`` can't be written; the message names ``runs_dir``.

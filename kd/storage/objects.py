@@ -52,7 +52,7 @@ Given = TypeVar("Given")
 
 
 def is_url(place: str) -> bool:
-    """Whether it is no path of this machine.
+    """Whether ``place`` is a URL, and no path of this machine.
 
     >>> is_url("s3://bucket/food"), is_url("/data/food")
     (True, False)

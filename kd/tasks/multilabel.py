@@ -123,9 +123,7 @@ class MultiLabel(Task):
         return {"": [";".join(classes[i] for i in ids) for ids in chosen]}
 
     def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
-        """The logits and the labels of 0 and 1 (NaN where unknown), one above the other, for average precision: ``(N, 2,
-        C)``.
-        """
+        """The logits and the labels of 0 and 1 (NaN where unknown), for average precision: ``(N, 2, C)``."""
         return torch.stack([answer.float(), target.float()], 1)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
