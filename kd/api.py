@@ -195,7 +195,7 @@ def predict(
     settings: Mapping[str, Any] | None = None,
     **words: object,
 ) -> Figures:
-    """What a run's student says of pictures, as ``kd-predict`` does; nothing is written.
+    """Answers of a run's student to pictures, the same as ``kd-predict`` gives; no file is written.
 
     Args:
         run: as of :func:`evaluate`.
@@ -231,8 +231,8 @@ def predict(
 def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None, **words: object
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json``
-    likewise. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
+    """Searches, before training, for the best student within a budget, as ``kd-size`` does; writes ``sizes.json`` likewise.
+    Afterwards the process is as before (:func:`kd.run.as_function.as_function`).
 
     Args:
         recipe: a recipe's name, or a YAML file.
@@ -269,15 +269,15 @@ def _request(
     first: Sequence[str] = (),
     run: str | Path | RunResult | None = None,
 ) -> Request:
-    """Settings as the request of a command line: text and paths as words, all else as the values that they are.
+    """The request that a command line with the same settings would give. Also quiets libraries in this process.
 
     Text is read as on a command line (``"3"`` is a number); a value of another kind keeps its kind, as YAML writes it.
 
     Args:
         settings: values by key; ``config`` may be a list of overlays.
-        words: likewise; count before ``settings``.
-        first: words of a command line before them (``recipe=NAME``).
-        run: the run that is named; None: none is.
+        words: likewise; of a key in both, the value here counts.
+        first: words that the command line begins with (``recipe=NAME``).
+        run: the run that the command is for, which becomes ``request.rest``; None: the command names no run.
     """
     quiet_libraries()
     line = list(first)
@@ -291,13 +291,13 @@ def _request(
 
 
 def _plain(value: object) -> object:
-    """A value in plain types, as JSON has them; also in lists and dicts.
+    """A value in JSON's types, with all that lists and dicts hold.
 
     Numbers and arrays of NumPy and torch become numbers or lists; anything unknown becomes its text.
     """
 
     def without_type(other: Any) -> object:
-        """A value that JSON does not have as one that it may have."""
+        """A list or number from NumPy's and torch's types, else text; called for each value that JSON does not have."""
         return other.tolist() if hasattr(other, "tolist") else str(other)
 
     return json_of(json.dumps(value, default=without_type))

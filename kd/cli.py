@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    """``NAME_main``, the entry point of the command NAME: :func:`main` for it, which needs no argument.
+    """Returns the entry point of the command NAME for the name ``NAME_main``: :func:`main` with the command filled in.
 
     ``pyproject.toml`` names the entry points so; Python calls this for a name that the module does not hold.
 
@@ -39,9 +39,10 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
 
     Args:
         command: its name: ``train`` for ``kd-train``.
-        argv: its arguments, without the name; None: those of this process.
-        whole_process: the caller ends this process right after: Ctrl-C ends it at once, and Python's last search for unused
-            objects is left out. True where ``argv`` is None.
+        argv: its arguments, without the name; None: those of this process, and ``whole_process`` is true.
+        whole_process: whether the caller ends this process right after. Then Python processes that libraries start get
+            :data:`kd.machine.SAFE_PATH`; after the command Ctrl-C ends the process at once, and Python's last search for
+            unused objects is left out.
 
     Returns:
         The exit status; 0: all went well; 130 after Ctrl-C.
@@ -58,23 +59,25 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
         return ctrl_c.leave()
     finally:
         ctrl_c.end(whole_process)
-        if (
-            whole_process
-        ):  # else Python looks through all objects of torch at its end, which takes a second
-            gc.freeze()
+        if whole_process:
+            gc.freeze()  # else Python looks through all objects of torch at its end, which takes a second
 
 
 class CtrlC:
-    """Ctrl-C as a command meets it: a KeyboardInterrupt, which libraries may turn into another error, or drop.
+    """A command's handler of Ctrl-C. It notes that it was pressed: libraries may turn the KeyboardInterrupt into another
+    error, or drop it.
 
-    Where SIGINT is ignored (``nohup``, a shell's job in the background), or the caller handles it, it stays so.
+    Where SIGINT is ignored (``nohup``, a shell's job in the background), the caller handles it, or this is not the main
+    thread, no handler is set.
 
     Args:
         command: whose name the message begins with.
     """
 
     def __init__(self, command: str) -> None:
-        """Handles SIGINT from here on."""
+        """Sets the handler of SIGINT and the hook for errors that Python drops, if this is the main thread and SIGINT has
+        Python's own handler.
+        """
         self.command = command
         self.pressed = False
         """Whether it was pressed while the command had no handler of its own."""
@@ -86,26 +89,30 @@ class CtrlC:
             sys.unraisablehook = self._again
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Raises a KeyboardInterrupt, as Python's own handler does."""
+        """The handler while the command runs: notes that Ctrl-C was pressed, and raises a KeyboardInterrupt."""
         self.pressed = True
         raise KeyboardInterrupt
 
     def _again(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Interrupts once more where Python has dropped the KeyboardInterrupt, in a finalizer or callback."""
+        """Interrupts the main thread again, 0.05 s later, where Python has dropped a KeyboardInterrupt in a finalizer or
+        callback; Python calls this for each error that it drops.
+        """
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             Timer(0.05, interrupt_main).start()
         else:
             self._hook(unraisable)
 
     def leave(self) -> int:
-        """Prints the one word; returns the exit status."""
+        """Prints that the command was interrupted and returns its exit status; from now on Ctrl-C is ignored."""
         if self._is_handled:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f"kd-{self.command}: interrupted", file=sys.stderr, flush=True)
         return INTERRUPTED
 
     def end(self, whole_process: bool) -> None:
-        """Python's own handlers again; of a whole process Ctrl-C ends at once what is left of it."""
+        """Restores the hook for dropped errors and the handler of Ctrl-C, which is Python's own; with ``whole_process`` one
+        that ends the process at once.
+        """
         if not self._is_handled:
             return
         sys.unraisablehook = self._hook
@@ -113,7 +120,7 @@ class CtrlC:
         signal.signal(signal.SIGINT, after)
 
     def _exit(self, number: int, frame: FrameType | None) -> None:
-        """Ends the process, whose threads and libraries may still be ending."""
+        """The handler after the command: ends the process without waiting for its threads and libraries."""
         self.leave()
         os._exit(INTERRUPTED)
 

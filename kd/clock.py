@@ -93,9 +93,8 @@ class Clock:
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
         ready_ms = self._ready_ms()
-        self._ready = (
-            ready_ms  # the step's ready_ms counts from here; waits inside a scope are added to it
-        )
+        # the step's ready_ms counts from here; waits inside a scope are added, so that they do not count
+        self._ready = ready_ms
         self._ready_aside = ready_ms  # the account when the scope last changed
         self._data_ready = ready_ms  # the account when a wait for data began
         self._step = StepTimes()
@@ -120,8 +119,8 @@ class Clock:
             self._schedstat = None
 
     def restart(self) -> None:
-        """Forgets the time since the last cut, and all open phases. An open scope stays open, and steps that have ended
-        stay for :meth:`take`.
+        """Begins a step anew: the time since the last cut is forgotten, and all open phases are closed. An open scope stays
+        open, and steps that have ended stay for :meth:`take`.
         """
         self._open = [REST]
         self._begin()
@@ -231,7 +230,8 @@ class Clock:
         self._ready_aside = ready
 
     def cut(self, tag: object = None) -> None:
-        """Ends a step, and begins the next one; :meth:`take` returns it once the device has reached its end.
+        """Ends a step, and begins the next one; :meth:`take` then returns the ended step, on a GPU once the device has
+        reached its end.
 
         It waits for nothing. Open phases stay open.
 

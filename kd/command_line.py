@@ -30,16 +30,18 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
-    """Runs a command in this process (:func:`_status`), whose settings it changes: with which process it ends, how
-    OpenMP's threads wait, what libraries print, how output is written.
+    """Prepares this process, then runs a command in it and returns the exit status (:func:`_status`).
+
+    A process that kd or another rank has started then ends with the one that started it; OpenMP's threads sleep while they
+    wait, and libraries are quiet. While the command runs, :func:`kd.run.streams.unbroken_output` writes what is printed.
 
     Args:
         command: its name.
         argv: its arguments.
-        interrupted: whether Ctrl-C was pressed.
+        interrupted: returns whether Ctrl-C was pressed.
 
     Raises:
-        KeyboardInterrupt: it was, whatever libraries have made of it.
+        KeyboardInterrupt: Ctrl-C was pressed, whatever error libraries have made of it.
     """
     # all four before torch is imported
     end_with_parent()
@@ -51,8 +53,10 @@ def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> i
 
 
 @contextmanager
-def _told_apart(interrupted: Callable[[], bool]) -> Iterator[None]:
-    """Inside, what was a KeyboardInterrupt (Lightning makes an exit of it, C code an ImportError) is one again."""
+def _as_interrupt(interrupted: Callable[[], bool]) -> Iterator[None]:
+    """Turns any error or exit from inside into a KeyboardInterrupt where Ctrl-C was pressed: Lightning turns one into an
+    exit, C code into an ImportError. Without Ctrl-C errors pass as they are.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -80,7 +84,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
         of a run's folder.
     """
     try:
-        with _told_apart(interrupted):
+        with _as_interrupt(interrupted):
             return _run(command, argv)
     except UserError as error:
         tell_failure(str(error))
@@ -139,7 +143,9 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
 
 def _unforeseen(error: Exception) -> str:
-    """A line about an error that is no user's mistake: of the disk, of the cache folder, or one that nobody foresaw."""
+    """The line about an error that is no UserError: of a disk, of the cache folder, of mismatched builds of torch and
+    torchvision, of permissions, or another unexpected one.
+    """
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return f"{error.filename or 'a file'} can't be written: {error.strerror}"
     if is_about_cache(error):
@@ -158,6 +164,8 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _usage(help_text: str) -> str:
-    """The first line of a command's help, without its comment and what is in brackets: the words that the command needs."""
+    """The words that a command needs, from the first line of its help: without optional words (in brackets) and without the
+    comment after two spaces.
+    """
     example = re.split(r"  +|\n", help_text.strip())[0]
     return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())

@@ -74,10 +74,11 @@ counts as that of a known model misspelt, and not as part of a class path.
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, then what it was raised from (``__cause__``), or else while handling (``__context__``), and so on.
+    """Yields an error, then the one that it was raised from (``__cause__``), or else the one that was being handled when it
+    was raised (``__context__``), and so on; nothing for None.
 
-    The outermost comes first. A context that ``raise ... from None`` hides is among them too: what a library hides
-    from its users may be what a message of kd is about.
+    A context that ``raise ... from None`` hides is yielded too: what a library hides from its users may be what a message
+    of kd is about.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # an error may be its own cause
@@ -87,13 +88,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def cause_of_kind(error: BaseException | None, kind: type[Kind]) -> Kind | None:
-    """The first of an error and its :func:`causes` that is of a kind, where a library has wrapped it; else None."""
+    """The first of :func:`causes` (the error itself, then those inside it) that is of a kind; None without one."""
     return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
 
 
 def builder_hint(name: str, key: str) -> str:
-    """The end of a message for an architecture that timm lacks, where its name may be a class path (names joined by dots);
-    else "".
+    """The end of a message for an architecture that timm lacks, where its name has the form of a class path (names joined by
+    dots); else "".
 
     >>> builder_hint("mine.Nets", "model.student"), builder_hint("resnet10", "model.student")
     ('; a class path goes to model.student.builder=mine.Nets', '')
@@ -120,7 +121,7 @@ def pip_install(package: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 200 characters; the name of its class where that line is empty."""
+    """The first line of an error's text, cut to 200 characters; the name of its class where that line is empty."""
     return (str(error).splitlines() or [""])[0].strip()[:200] or type(error).__name__
 
 
@@ -138,7 +139,7 @@ def reason(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     first = lines[0]
     of_worker = "in DataLoader worker process" in first
-    if of_worker:  # its own traceback follows, then kind and message
+    if of_worker:  # the worker's traceback follows; the last line has the error's class and text
         first = re.sub(r"^kd\.errors\.\w+: ", "", lines[-1])
     if isinstance(error, RunError | UserError):
         return first
@@ -163,7 +164,8 @@ def reason(error: BaseException) -> str:
 
 
 def end_of_a_worker(error: BaseException) -> str:
-    """How a loader worker ended: "was killed by signal: Killed", "exited unexpectedly"; "" if no worker's end is the cause.
+    """How a worker process of a DataLoader ended, if its end has caused the error: "was killed by signal: Killed", "exited
+    unexpectedly"; else "".
 
     Args:
         error: what ended the run; its :func:`causes` are searched too.
@@ -179,7 +181,8 @@ def end_of_a_worker(error: BaseException) -> str:
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
-    """Whether an error is a broken pipe to a loader worker that has just died, or the missing file of its socket.
+    """Whether an error is a broken pipe to a loader worker that has just died, or the missing file of its socket: its
+    traceback leads through torch's loader and multiprocessing.
 
     torch itself reports a worker that it sees is dead; where the process still counts as alive, this error arrives.
     Other errors from torch's loader (too many open files, a worker that could not be started) are not of this kind.
@@ -192,8 +195,8 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """An error that nobody foresaw, in one line: its class and at most 240 characters of its text; of an OSError the reason
-    and the file, if it has them. What it was raised from follows (:func:`raised_from`).
+    """An unexpected error in one line: its class and at most 240 characters of its text. An OSError that has a reason is
+    shown by the reason and the file instead. What the error was raised from follows (:func:`raised_from`).
     """
     if isinstance(error, OSError) and error.strerror:
         line = error.strerror
@@ -205,8 +208,8 @@ def plain(error: BaseException) -> str:
 
 
 def raised_from(error: BaseException, line: str) -> str:
-    """What an error was raised from (``raise ... from``), for the end of the line that shows it: libraries name their step
-    in an error, and the mistake in its cause.
+    """The causes of an error (``raise ... from``), as the end of the line that shows it: a library's error may name its own
+    step, and only the cause names the mistake. "" without causes, or where the line has their text.
 
     >>> error = RuntimeError("can't build")
     >>> error.__cause__ = KeyError("widht")
@@ -214,8 +217,8 @@ def raised_from(error: BaseException, line: str) -> str:
     " (from KeyError: 'widht')"
 
     Args:
-        error: that is shown; at most three causes are read.
-        line: what is shown already; causes whose text it has are left out.
+        error: the one that is shown; at most three causes are read.
+        line: what is shown already; a cause whose text is in it is left out.
     """
     shown = ""
     for _ in range(3):
@@ -245,7 +248,7 @@ REFUSED_LOSSES = {
 
 
 def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
-    """The error for arguments or a weight of a loss that the run does not have; to be raised.
+    """Makes the error for settings (arguments, a weight) of a loss that the run does not have; the caller raises it.
 
     Args:
         name: of the loss, the key's last part.

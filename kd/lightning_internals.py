@@ -164,7 +164,9 @@ class ShardedDataParallel(ModelParallelStrategy):
     """
 
     def setup_environment(self) -> None:
-        """Joins the process group and makes the mesh; Lightning's default length of ``data_parallel`` is ``num_nodes``."""
+        """Joins the process group and makes the mesh, with all processes on its axis ``data_parallel``; Lightning's default
+        would be ``num_nodes``.
+        """
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 

@@ -542,7 +542,8 @@ def settle_resumed(
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:
-    """Gives states of a weight's shape also its memory order (``channels_last`` or not), in place; their values stay.
+    """Gives each state that has its weight's shape the weight's memory order too (``channels_last`` or not), in place; the
+    values stay.
 
     Fused steps read a weight and its states in the order of the memory, so the orders must agree.
     """
@@ -600,7 +601,7 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
     """
 
     def factor(progress: float) -> float:
-        """The cosine."""
+        """The factor after the warm-up, by the progress in 0..1: from 1 down to ``min_ratio``."""
         cosine = 1 + math.cos(math.pi * progress)  # 2 at the peak, 0 at the end
         return min_ratio + (1 - min_ratio) * cosine / 2
 

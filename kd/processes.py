@@ -66,7 +66,9 @@ def local_processes() -> int:
 
 
 def of_all_processes(mine: T) -> list[T]:
-    """``mine`` of every process, by rank; every process must call this. It may be anything that pickles."""
+    """A list of every process's ``mine``, by rank. Every process must call this and gets the list; ``mine`` may be anything
+    that pickles.
+    """
     if not _in_process_group():
         return [mine]
     objects: list[Any] = [None] * dist.get_world_size()

@@ -1,7 +1,7 @@
 """The settings of a run, without torch: each with its type, default, range and a line of help, once.
 
-They are checked before anything heavy is imported (:mod:`kd.run.resolve`): a field by its type and range, what one says
-of another by its group's ``__post_init__``. The text under a field is its help.
+They are checked before anything heavy is imported (:mod:`kd.run.resolve`): a field by its type and range, several fields
+against each other by their group's ``__post_init__``. The text under a field is its help.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ ADDRESS = Like(r"https?://.+", "must be an http(s) address")
 
 
 def height_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """``(height, width)`` in pixels, of a side or of height and width.
+    """``(height, width)`` in pixels, from the side of a square or from height and width.
 
     >>> height_width(224), height_width([168, 224])
     ((224, 224), (168, 224))
@@ -73,7 +73,7 @@ def height_width(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each; {} without one.
+    """The settings of each of a run's teachers by key: ``model.teacher``, or ``model.teachers.NAME``; {} without a teacher.
 
     Args:
         model: the settings ``model``, resolved.
@@ -270,7 +270,11 @@ class StudentSettings(ModelSettings):
     """
 
     def __post_init__(self) -> None:
-        """Refuses a frozen backbone without a classifier to train."""
+        """Refuses ``freeze`` with ``head=false``, which leaves nothing to train.
+
+        Raises:
+            ValidationError: names ``freeze``.
+        """
         if self.freeze and not self.head:
             problem = f"must be null where head=false leaves nothing else, got {self.freeze}"
             raise refused("freeze", problem)
@@ -307,7 +311,7 @@ ALLOWED_LOSSES = {
     "Segmentation": ("PixelKDLoss", "CWDLoss"),
     "Regression": ("RegressionKDLoss",),
 }  # fmt: skip
-"""By task those that :data:`kd.errors.REFUSED_LOSSES` is not said of, the likeliest first; other checks may refuse them."""
+"""By task the losses over logits that are defined for it, the likeliest first; other checks may still refuse them."""
 WITHOUT_MIXING = ("MultiLabel", "Regression")
 """Tasks whose pictures can't be mixed."""
 HEADLESS_WITHOUT_LOSSES = (
@@ -317,9 +321,13 @@ HEADLESS_WITHOUT_LOSSES = (
 
 
 def loss_refused_by(task: str, loss: str) -> bool:
-    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes.
+    """Whether one of kd's losses over logits is not defined for a task.
 
-    False for losses and tasks that :data:`OVER_LOGITS` and :data:`ALLOWED_LOSSES` do not name.
+    False for a loss that is not in :data:`OVER_LOGITS`, and for a task that is not in :data:`ALLOWED_LOSSES`.
+
+    Args:
+        task: the short name of its class (``Segmentation``).
+        loss: likewise (``KDLoss``).
     """
     return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
 
@@ -356,7 +364,8 @@ class LearningSettings(Checked):
     """Keep an exponential moving average of the student, validate and export that."""
 
     def __post_init__(self) -> None:
-        """Refuses one teacher beside several, and losses that all weigh nothing.
+        """Refuses ``teacher`` together with ``teachers``, and settings in which every loss has the weight 0, the task's own
+        and each distillation loss.
 
         Raises:
             UserError: names the key, and what to give in its place.
@@ -439,6 +448,9 @@ class OptimSettings(Checked):
     def __post_init__(self) -> None:
         """Refuses an unknown word as schedule, ``schedule=steps`` without milestones or milestones without it, and
         milestones that do not ascend.
+
+        Raises:
+            ValidationError: names ``schedule`` or ``milestones``.
         """
         words = ("cosine", "steps")
         is_word = isinstance(self.schedule, str | int | float | None)
@@ -557,7 +569,7 @@ class TierSpec(Checked):
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label of the machines that prepare data, ``{name: value}``, as Ray's ``label_selector`` takes it."""
+        """:attr:`label` (``NAME=VALUE``) as ``{NAME: VALUE}``, the form of Ray's ``label_selector``."""
         name, _, value = self.label.partition("=")
         return {name: value}
 
@@ -662,7 +674,11 @@ class DataSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Refuses ``unlabeled_ratio`` without ``unlabeled``, and what only ``engine=ray`` has or never has."""
+        """Refuses ``unlabeled_ratio`` without ``unlabeled``, ``tier`` without ``engine=ray``, and ``num_workers=0`` with it.
+
+        Raises:
+            ValidationError: names the field.
+        """
         if self.tier is not None and self.engine != "ray":
             problem = f"needs data.engine=ray, got {self.engine}; data.tier=null leaves it out"
             raise refused("tier", problem)
@@ -892,9 +908,9 @@ class Settings(Checked):
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
 
     def __post_init__(self) -> None:
-        """Refuses what a group says against another: a second progress bar, losses that the task does not have, an
-        optimizer that DeepSpeed's shards would make wrong, a least number of epochs or steps beyond the largest, CUDA
-        graphs with accumulated gradients.
+        """Refuses settings of different groups that contradict each other: a second progress bar, an optimizer that computes
+        wrongly on DeepSpeed's flat shards, a least number of epochs or steps above the largest, losses that are not defined
+        for the task, ``labels_alone`` where it can't be done, CUDA graphs with accumulated gradients.
 
         Raises:
             UserError: names the key, and what to give in its place.
@@ -932,10 +948,10 @@ class Settings(Checked):
             )
 
     def _check_labels_alone(self) -> None:
-        """Refuses a comparison with labels alone that can't be made.
+        """Refuses ``labels_alone``, which trains the student by labels alone for comparison, where that can't be done.
 
         Raises:
-            UserError: a student without a classifier, nothing that a teacher teaches, no validation, or several machines.
+            UserError: a student without a classifier, no distillation losses, no validation, or several machines.
         """
         trainer: Any = self.trainer  # with Lightning's own settings
         if not self.model.student.head:
@@ -957,11 +973,12 @@ class Settings(Checked):
             )
 
     def _check_losses(self) -> None:
-        """Refuses kd's losses over logits that are not defined for the task.
+        """Refuses kd's losses over logits that are not defined for the task (:func:`loss_refused_by`), but nothing for a
+        student without a classifier.
 
         Raises:
-            UserError: names the first loss, and the settings that put losses in the places of all that the task refuses;
-                mixed pictures, which the task has no targets for, are switched off with them.
+            UserError: names the first such loss, and the settings that would replace all of them by a loss that is defined;
+                where the task allows no mixed pictures, also those that switch mixup and cutmix off.
         """
         task = class_of(self.model.task)
         refused_losses = {}

@@ -1,7 +1,7 @@
-"""Types of settings: what each takes, as YAML and a command line write it, and what is said of a value that it refuses.
+"""Types of settings: which values each takes from YAML and a command line, and the message for a value that it refuses.
 
 A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, Range("> 0")]``, ``dict[str, Any]``;
-:func:`read` says what it is made of. :mod:`kd.settings` and the arguments of classes (:mod:`kd.config.parts`) are groups of
+:func:`read` takes it apart. :mod:`kd.settings` and the arguments of classes (:mod:`kd.config.parts`) are groups of
 these; pydantic checks values by them.
 """
 
@@ -70,10 +70,15 @@ Value: TypeAlias = Any
 
 
 class PartChecker(Protocol):
-    """What a class that settings name is checked by: the context of a validation."""
+    """Checks the classes that settings name; pydantic has it as the context of a validation."""
 
     def part(self, value: object, kind: str) -> object:
-        """The class's node in full, of its node as the settings give it."""
+        """Checks a class's node (``class_path``, ``init_args``) as the settings give it, and returns it with all arguments.
+
+        Args:
+            value: the node.
+            kind: of class that the setting takes: ``loss``, ``source``, ...
+        """
         ...
 
 
@@ -82,8 +87,10 @@ class PartChecker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AnyClass:
-    """Marks the type of a setting or an argument that takes a class by its path; the context of a validation checks the
-    class's node (``part(node, kind)``), without one it is an object already.
+    """Marks the type of a setting or an argument that takes a class by its path.
+
+    The context of a validation (:class:`PartChecker`) checks the class's node. Without a context the value is the built
+    object already, and passes unchecked.
     """
 
     kind: str
@@ -92,9 +99,12 @@ class AnyClass:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """The check of a node."""
+        """pydantic's check of a value of this type, in place of the marked type's own check; pydantic calls this once for a
+        type.
+        """
 
         def node(value: object, info: ValidationInfo) -> object:
+            """The node as the context's ``part`` returns it; without a context the value itself."""
             return info.context.part(value, self.kind) if info.context else value
 
         return handler(Annotated[Any, PlainValidator(node)])
@@ -112,7 +122,7 @@ class Range:
     """Bounds, joined by ``and``: a sign of :data:`COMPARED`, a blank, a number."""
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
+        """What is wrong with a value: "must be > 0"; "" for a number that is inside, and for what is no number.
 
         Of a list or dict each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
         """
@@ -148,7 +158,7 @@ class Like:
 
     @property
     def words(self) -> list[str]:
-        """Those alternatives of the pattern that the message names."""
+        """Words that it takes, for suggestions: those alternatives of the pattern (``a|b``) that the message names too."""
         patterns = self.pattern.split("|")
         return [word for word in re.findall(r"\w+", self.text) if word in patterns]
 
@@ -162,7 +172,11 @@ class TimmName:
     """Further names."""
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a name that timm lacks; "" for a name with a hub's prefix, and without timm."""
+        """What is wrong with a name that timm lacks; "" for one that it has, for :attr:`also` and an empty value.
+
+        Not refused are also a model's name with a hub's prefix (``hf_hub:...``), one that the user has registered, and any
+        name where timm's names can't be read. The tag after a dot (``NAME.TAG``) is not compared.
+        """
         name = str(value).removeprefix("timm/")
         known = timm_names(self.part)
         timm = sys.modules.get("timm")
@@ -171,7 +185,7 @@ class TimmName:
             return ""
         if self.part == "optim":
             return "must be one of timm's optimizers"
-        # where timm is imported, models of one's own may be registered
+        # where timm is imported already, the user may have registered models
         if ":" in name or (timm and timm.is_model(name)):
             return ""
         if "/" in name:
@@ -180,7 +194,7 @@ class TimmName:
 
     @property
     def words(self) -> list[str]:
-        """The names."""
+        """timm's names, sorted, for suggestions."""
         return sorted(timm_names(self.part))
 
 
@@ -201,11 +215,11 @@ class TypeParts:
     """What a type is made of."""
 
     types: tuple[Any, ...]
-    """The members of unions, also of unions in them, without marks; of what a container holds nothing."""
+    """The members of unions, nested ones too, without marks; not the types that a container holds."""
     limits: tuple[Limit, ...]
     """All limits, also of what a container holds."""
     part: str | None
-    """The kind of class that it takes, alone, in a union or in a list; None: none, or several by name."""
+    """The kind of class that it takes, alone, in a union or in a list; None: it takes none, or a dict of classes."""
     group: type | None
     """The group of settings that it takes."""
     entries: Any
@@ -215,11 +229,13 @@ class TypeParts:
 
     @property
     def holds(self) -> bool:
-        """Whether it takes settings by their names."""
+        """Whether a value of it may have settings below it by name: a group, a dict, or any value."""
         return bool(self.group or {dict, Any} & {get_origin(one) or one for one in self.types})
 
     def below(self, name: str) -> object:
-        """The type of what it holds under a name; None where a group has no such field."""
+        """The type of the value below it under a name: a group's field, else a dict's entries. None where the group has no
+        such field.
+        """
         if self.group is None:
             return self.entries
         key = fields(self.group).get(name)
@@ -227,12 +243,12 @@ class TypeParts:
 
     @property
     def words(self) -> list[object]:
-        """The words (members of ``Literal``) that it takes; those of a container's entries are none of its own."""
+        """The members of each ``Literal`` among :attr:`types`; not those inside a container."""
         return [word for one in self.types if get_origin(one) is Literal for word in get_args(one)]
 
     @property
     def allowed(self) -> list[str]:
-        """The words that it takes, for a suggestion: of each ``Literal``, and those of its limits."""
+        """The words that it takes, as texts for a suggestion: those of each ``Literal``, and those of its limits."""
         words = [str(word) for word in self.words]
         for limit in self.limits:
             words += getattr(limit, "words", [])
@@ -240,7 +256,7 @@ class TypeParts:
 
     @property
     def text(self) -> str:
-        """What it takes, in words: ``a whole number or one of auto``; null in a union is left out."""
+        """The type in words, without limits and without null: ``a whole number or one of auto``."""
         words = []
         for one in self.types:
             plain = get_origin(one) or one
@@ -258,7 +274,7 @@ class TypeParts:
 
     @property
     def shown(self) -> str:
-        """The type in words, with its ranges: ``a number or null > 0``."""
+        """The type in words, with null and with its ranges: ``a number or null > 0``; other limits are not shown."""
         words = [self.text]
         if NoneType in self.types:
             words.append("or null")
@@ -273,7 +289,7 @@ READ: dict[int, tuple[object, TypeParts]] = {}
 
 
 def read(kind: object) -> TypeParts:
-    """What a type is made of; read once.
+    """Takes a type apart: its members, limits, class, group and what its containers hold. Each type is read once.
 
     >>> read(Annotated[int, Range("> 0")] | list[float] | None).types
     (<class 'int'>, list[float], <class 'NoneType'>)
@@ -291,7 +307,7 @@ def read(kind: object) -> TypeParts:
     group = next(iter(groups), None)
     marks = [*_marks(kind)]
     limits = tuple(mark for mark in marks if isinstance(mark, Limit))
-    by_name = [*map(id, _marks(entries))]
+    by_name = [*map(id, _marks(entries))]  # classes in a dict, which count for its entries
     part = None
     for mark in reversed(marks):
         if isinstance(mark, AnyClass) and id(mark) not in by_name:
@@ -301,7 +317,7 @@ def read(kind: object) -> TypeParts:
 
 
 def _members(kind: object) -> Iterator[Any]:
-    """The types in a union, of one that is marked the type itself."""
+    """Yields the types in a union, nested ones too, each without its marks (``Annotated``); else the type itself."""
     if get_origin(kind) is Annotated:
         yield from _members(get_args(kind)[0])
     elif get_origin(kind) in (Union, UnionType):
@@ -312,7 +328,7 @@ def _members(kind: object) -> Iterator[Any]:
 
 
 def _marks(kind: object) -> Iterator[Any]:
-    """All marks in a type, also of what its containers hold."""
+    """Yields all marks (``Annotated``'s) of a type and of what its unions and containers hold."""
     yield from getattr(kind, "__metadata__", ())
     for one in get_args(kind):
         yield from _marks(one)
@@ -324,7 +340,7 @@ def _marks(kind: object) -> Iterator[Any]:
 def check_value(
     kind: object, value: object, handler: Handler, parts: PartChecker | None = None
 ) -> Value:
-    """The value of a setting in its type and within its limits, of what YAML or a command line has.
+    """Converts a value from YAML or a command line to a setting's type, checks it against the limits, and returns it.
 
     Args:
         kind: the setting's type.
@@ -333,43 +349,47 @@ def check_value(
         parts: checks classes (:class:`AnyClass`); None: a class is an object already.
 
     Raises:
-        ValueError: the type refuses it; the text follows the setting's key.
-        ValidationError: something below it is refused.
+        ValueError: the type or a limit refuses the value; the text is what a message has after the setting's key.
+        ValidationError: something below the value (a group's field, an item) is refused.
     """
-    of = read(kind)
-    if parts is not None and of.part is not None:
-        takes_any = value is None or of.part in TAKE_WORDS
+    type_parts = read(kind)
+    if parts is not None and type_parts.part is not None:
+        # null, and a word where the kind takes words, is checked below as any other value
+        takes_any = value is None or type_parts.part in TAKE_WORDS
         if isinstance(value, Mapping | list) or not takes_any:
-            return parts.part(value, of.part)
+            return parts.part(value, type_parts.part)
     try:
-        checked = handler(spelled(of, value))
+        checked = handler(spelled(type_parts, value))
     except ValidationError as error:
         first, *_ = error.errors()
-        kinds = [one for one in of.types if one is not NoneType]
+        kinds = [one for one in type_parts.types if one is not NoneType]
         is_inside = first["loc"] and get_origin(kinds[0]) is not tuple
-        if of.group or (len(kinds) == 1 and is_inside):
+        # the error itself names the place below; of a union it would name each member's
+        if type_parts.group or (len(kinds) == 1 and is_inside):
             raise
-        problem = f"must be {of.text}, got '{value}'"
+        problem = f"must be {type_parts.text}, got '{value}'"
         if value is None:
             problem = "can't be null"
-        raise ValueError(problem + near(value, of.allowed)) from error
-    for limit in of.limits:
+        raise ValueError(problem + near(value, type_parts.allowed)) from error
+    for limit in type_parts.limits:
         problem = limit.refuses(checked)
         if problem:
             got = f"'{value[:80]}'" if isinstance(value, str) else value
-            suggestion = near(value, of.allowed)
+            suggestion = near(value, type_parts.allowed)
             raise ValueError(f"{problem}, got {got}{suggestion}")
     return checked
 
 
-def spelled(of: TypeParts, value: object) -> object:
-    """A value as Python writes it: YAML 1.1 reads the words ``on`` and ``off`` as truth values, which are no numbers.
+def spelled(type_parts: TypeParts, value: object) -> object:
+    """Turns a truth value back into the word ``on`` or ``off`` where the type takes that word; YAML 1.1 reads both words as
+    truth values. Any other value is returned as it is, for pydantic to check.
 
     Raises:
-        ValidationError: a truth value where the type takes none, or a number or a text in the place of one.
+        ValidationError: a truth value where the type takes none (pydantic would take it for a number), or a number or a
+            text where it takes a truth value; without a text, as the caller words the message.
     """
-    types = {get_origin(one) or one for one in of.types}
-    words = of.words
+    types = {get_origin(one) or one for one in type_parts.types}
+    words = type_parts.words
     if Any in types or type(value) in types or any(value is word for word in words):
         return value
     if isinstance(value, bool):
@@ -383,7 +403,12 @@ def spelled(of: TypeParts, value: object) -> object:
 
 
 def refused(name: str, problem: str) -> ValidationError:
-    """The error for a field of a group that its others contradict: ``milestones`` and ``must ascend``."""
+    """Makes the error for a value that contradicts other fields, or that a type refuses; the caller raises it.
+
+    Args:
+        name: of the field (``milestones``); "": the value itself.
+        problem: the message after the key (``must ascend``).
+    """
     error = PydanticCustomError("refused", "{problem}", {"problem": problem})
     place = (name,) if name else ()
     return ValidationError.from_exception_data("", [{"type": error, "loc": place, "input": None}])
@@ -391,7 +416,10 @@ def refused(name: str, problem: str) -> ValidationError:
 
 @cache
 def adapter(kind: object) -> TypeAdapter[Any]:
-    """Pydantic's check of a type, made once; :func:`problem_in` says what it refuses."""
+    """pydantic's check of a single value by a type and its limits (:func:`check_value`), made once for a type.
+
+    It raises a ValidationError, which :func:`problem_in` puts into words.
+    """
 
     def inside(value: object, handler: Handler) -> object:
         return check_value(kind, value, handler)
@@ -401,8 +429,9 @@ def adapter(kind: object) -> TypeAdapter[Any]:
 
 
 def wrong(kind: object, value: object) -> str:
-    """What is wrong with a value of a type: "must be a number, got 'x'"; "" where it fits, where only the class that is
-    built can tell, and for ``${KEY}``.
+    """What is wrong with a value for a type: "must be a number, got 'x'"; "" where it fits.
+
+    Also "" for a value with ``${KEY}``, which is replaced later, and for a type that is not known (``Any``).
     """
     if "${" in str(value):
         return ""
@@ -414,15 +443,16 @@ def wrong(kind: object, value: object) -> str:
 
 
 def fitted(kind: object, value: object) -> object:
-    """A value in a type, where it fits; else the value itself, of which the class that is built has to say more."""
+    """A value converted to a type, where it fits; else the value itself: the class that takes it raises its own error."""
     return value if wrong(kind, value) else adapter(kind).validate_python(value)
 
 
 def problem_in(error: ValidationError) -> tuple[str, str]:
-    """The first thing that is wrong: its key, and what is said of it after the key.
+    """The first problem of an error: the key below the value that was checked ("": the value itself), and the message
+    after the key.
 
     Raises:
-        UserError: it is one already.
+        UserError: a check has raised it already; its own message counts.
     """
     first = error.errors()[0]
     *above, last = map(str, first["loc"] or [""])
@@ -437,7 +467,7 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
         problem = re.sub(", unable to .*", "", f"must {problem.partition(' should ')[2]}")
         given = repr(str(first["input"]))  # one line, whatever it holds
         problem += f", got '{given[1:-1]}'"
-    if last.isdecimal():  # of a list
+    if last.isdecimal():  # an item's number in a list
         return place, f"each {problem}"
     return f"{place}.{last}".lstrip("."), problem
 
@@ -471,11 +501,13 @@ class Key:
 
 @cache
 def fields(group: type) -> dict[str, Key]:
-    """The fields of a group that a user may give, by their names, in their order; what stands under one is its text."""
+    """The fields of a group that a user may give, by name in their order, each with its type, default and help (the text
+    under the field).
+    """
     kinds = get_type_hints(group, include_extras=True)
     texts: dict[str, str] = {}
     bases: list[Any] = [*reversed(group.__mro__[:-1])]
-    for base in bases:  # a class knows the text of its own fields alone
+    for base in bases:  # each class has the texts of its own fields alone
         for name, described in base.__pydantic_fields__.items():
             of_table = base.__dataclass_fields__[name].metadata
             words = (described.description or of_table.get("text", "")).split()
@@ -497,12 +529,20 @@ def fields(group: type) -> dict[str, Key]:
 
 
 def _checked(cls: type) -> type:
-    """Makes a class a dataclass whose fields are checked, and whose errors name the field."""
+    """Makes a class a pydantic dataclass, whose constructor checks the fields, and replaces pydantic's ValidationError by an
+    error of Python's that names the field. Returns the class.
+    """
     made: Any = pydantic.dataclasses.dataclass(cls, config=CONFIG)
     validate = made.__init__
     order = [field.name for field in dataclasses.fields(made)]
 
     def checked(self: object, *args: object, **named: object) -> None:
+        """The constructor.
+
+        Raises:
+            TypeError: an unknown field, or one that must be given is missing.
+            ValueError: a field's value is refused; a UserError passes as it is.
+        """
         if len(args) <= len(order) and not set(order[: len(args)]) & set(named):
             named |= dict(zip(order, args, strict=False))  # so that an error names the field
             args = ()
@@ -528,25 +568,26 @@ class Checked:
     """
 
     def __init_subclass__(cls) -> None:
-        """Makes the class such a dataclass."""
+        """Makes each subclass a dataclass with checked fields, without a decorator; Python calls this for each."""
         super().__init_subclass__()
         _checked(cls)
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _check(cls, value: object, handler: Handler, info: ValidationInfo) -> Value:
+        """The field's value in its type (:func:`check_value`); pydantic calls this for each field."""
         return check_value(
             fields(cast(Any, cls))[str(info.field_name)].kind, value, handler, info.context
         )
 
 
 def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:
-    """A group of settings that is known by its fields.
+    """Makes a group of settings, a subclass of :class:`Checked`, from a list of its fields.
 
     Args:
         name: of the class.
-        keys: the fields.
-        all_known: a field without a default must be given; else it is None.
+        keys: the fields; a key's :attr:`Key.name` is the field's name, its text the help.
+        all_known: whether a field without a default must be given; if false, such a field is None by default.
     """
     annotations: dict[str, object] = {}
     body: dict[str, Any] = {"__annotations__": annotations, "__module__": __name__}
@@ -563,7 +604,7 @@ def group_of(name: str, keys: Iterable[Key], all_known: bool = True) -> type:
 
 
 def as_tree(value: object) -> Value:
-    """Groups as dicts of their fields, also in dicts and lists; any other value as it is."""
+    """Turns groups (dataclasses) into dicts of their fields, also inside dicts and lists; any other value as it is."""
     if dataclasses.is_dataclass(value):
         return {one.name: as_tree(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, dict):

@@ -25,7 +25,7 @@ SEVERAL = ("callback", "logger", "plugin")
 
 
 def plain_key(key: str) -> str:
-    """A key as ``--keys`` has it: ``trainer.callbacks+`` and ``model.task.init_args.x`` without what joins them."""
+    """A key as ``--keys`` shows it, without ``+`` and ``.init_args``: ``model.task.init_args.x`` is ``model.task.x``."""
     return key.replace("+", "").replace(".init_args", "")
 
 
@@ -63,7 +63,10 @@ class Listed:
 
     @cached_property
     def model(self) -> TypeAdapter[Any]:
-        """The arguments as a group of settings; one that must be given, of a class of kd's, has no default."""
+        """pydantic's check of the class's arguments as a group of settings (:func:`kd.config.kinds.group_of`).
+
+        Where :attr:`all_known` is false, an argument without a default need not be given, and is None.
+        """
         return TypeAdapter(group_of(self.short, [*self.arguments.values()], self.all_known))
 
 
@@ -127,15 +130,19 @@ def of_kind(kind: str) -> list[Listed]:
 
 
 def lightnings(kind: str) -> dict[str, str]:
-    """The classes of Lightning's that a setting takes by name alone, with their paths; {} of other kinds."""
+    """Lightning's classes that a setting of this kind takes by their short name: short name -> class path; {} for kinds that
+    take none.
+    """
     short_names = positive_list()["short_names"].get(kind, {"names": ()})
     return {name: f"{short_names['module']}.{name}" for name in short_names["names"]}
 
 
 def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
-    """The message for an unknown class in the place of a setting, without the setting's key. It ends in the name that is
-    spelt most alike; without one in what a YAML file should have been, the classes of the module that was named, the form of
-    a class path, or the classes of kd's own that the place takes.
+    """The message for an unknown class that a setting names, without the setting's key.
+
+    It ends in the known name that is spelt most alike. Without one it ends in the first of these that applies: a hint at
+    the pictures' folder (for a YAML file as source), the classes of the module that was named, the form of a class path, or
+    kd's own classes of the kind.
 
     Args:
         kind: what the place takes (``loss``); "": the place takes no class of the list.
@@ -164,13 +171,14 @@ def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    """Names with commas between; of more than twelve the first three and dots."""
+    """Names, joined by commas; of more than twelve the first three and dots."""
     return ", ".join(names if len(names) <= 12 else [*names[:3], "..."])
 
 
 def may_be_imported(kind: str, path: str) -> bool:
-    """Whether a class that is not listed is known once it is imported: one of a module outside kd, in a module of kd's
-    that has no listed class, or of :func:`lightnings`.
+    """Whether a class that is not on the list may exist all the same, so that only its import can tell.
+
+    True for one of :func:`lightnings`, and for a path with a module outside kd or a module of kd's that has no listed class.
     """
     module = path.rpartition(".")[0]
     modules = {one.name.rpartition(".")[0] for one in classes() if one.name.startswith("kd.")}
@@ -178,7 +186,7 @@ def may_be_imported(kind: str, path: str) -> bool:
 
 
 def class_of(node: object) -> str:
-    """The short name of one of kd's classes in settings; "" for anything else."""
+    """The short name of the class in a node of settings (its ``class_path``), if it is one of kd's; "" for anything else."""
     path = str(node.get("class_path")) if isinstance(node, dict) else ""
     return path.rpartition(".")[2] if path.startswith("kd.") else ""
 

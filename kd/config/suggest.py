@@ -23,7 +23,9 @@ can't use it). And ``idle``: settings that others switch off, by a pattern of th
 
 @cache
 def words() -> dict[str, Any]:
-    """The content of :data:`FILE`, each word apart; in ``keys`` also arguments of architectures and optimizers."""
+    """The content of :data:`FILE`, prepared for look-up: ``keys`` and ``needless`` by single words, where the file has
+    several words in one entry; ``keys`` also has the arguments of architectures and optimizers.
+    """
     table: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
     keys: dict[str, list[str]] = {}
     for several, names in table["keys"].items():
@@ -42,11 +44,11 @@ def words() -> dict[str, Any]:
 
 
 def suggest(key: str, accepted: Iterable[str]) -> list[str]:
-    """The accepted keys that ``key`` may mean, and those below ``kwargs``, which takes any.
+    """The accepted keys that an unknown ``key`` may mean, or keys below ``kwargs``, where any name is accepted.
 
-    The last part decides, whole or by its words (``mixup_alpha``: ``mixup_alpha``, ``alpha``, ``mixup``): a word of
-    :data:`FILE`, an accepted key that ends in it, or else one that is spelt alike. The words before it choose between those
-    found (a student's key for a student's).
+    The key's last part is looked up, first whole, then by its words (``mixup_alpha``, then ``alpha``, then ``mixup``): as a
+    word of :data:`FILE`, or as the last part of an accepted key. If nothing is found, names that are spelt alike are taken.
+    Of several keys found those count that share most words with the rest of ``key``: a student's key for a student's.
 
     Args:
         key: what was given.
@@ -78,7 +80,7 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
     *above, last = key.lower().replace("-", "_").split(".")
     parts = last.split("_")
     count = len(parts)
-    runs = [
+    runs = [  # all runs of words in the last part, the longest first, of equal ones the last first
         "_".join(parts[first : first + size])
         for size in range(count, 0, -1)
         for first in range(count - size, -1, -1)
@@ -90,7 +92,6 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
     if not candidates:
         candidates = difflib.get_close_matches(key, known, 1, 0.75)
 
-    # of several the ones whose groups the key names too: a student's key for a student's
     context = {*above, *parts}
     shared = {}
     for name in candidates:
@@ -102,14 +103,16 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
 
 
 def why_needless(*names: str) -> str:
-    """Why there is no such setting, option or overlay, as the end of a message; "" for any other words."""
+    """Why kd needs no setting, option or overlay of this name, as the end of a message (": ..."); of several names the first
+    that :data:`FILE` explains. "" where it explains none.
+    """
     reasons = [words()["needless"].get(name.lower()) for name in names]
     return next((f": {why}" for why in reasons if why), "")
 
 
 def hint(key: str, accepted: Iterable[str]) -> str:
-    """What follows an unknown key in a message: why there is no such setting, suggestions, which keys its group takes, or
-    where all keys are listed.
+    """The end of the message for an unknown key, the first of these that applies: why there is no such setting; the keys
+    that its group takes, where the group is right and no suggestion is in it; suggestions; where all keys are listed.
 
     Args:
         key: as given.
@@ -124,7 +127,7 @@ def hint(key: str, accepted: Iterable[str]) -> str:
     why = why_needless(last, first) or ("" if is_below else why_needless(key))
     if why:
         return why
-    if siblings and not is_below:  # what was right is kept
+    if siblings and not is_below:
         last_parts = [name.rpartition(".")[2] for name in siblings]
         return f" ({place} takes {', '.join(last_parts)})"
     return as_question(names) or " (kd-train --keys)"
@@ -132,9 +135,9 @@ def hint(key: str, accepted: Iterable[str]) -> str:
 
 @cache
 def timm_names(part: str) -> frozenset[str]:
-    """Names of timm's models, or of its optimizers, from its source: timm, which imports torch, is not imported.
+    """Names of timm's models, or of its optimizers, read from its source files: timm is not imported, as it imports torch.
 
-    Empty without timm, or where its source is written in another way.
+    Empty where timm is not installed, or its source has another form.
 
     Args:
         part: ``optim`` or ``models``.
@@ -144,7 +147,7 @@ def timm_names(part: str) -> frozenset[str]:
         return frozenset()
     root = Path(next(iter(timm.submodule_search_locations or ())))
     files = [root / "optim" / "_optim_factory.py"]
-    # entries, aliases, and the names of bitsandbytes' optimizers, which stand in tuples
+    # entries, aliases, and the names of bitsandbytes' optimizers, which are in tuples
     pattern = r"(?:^\s+name=|register_alias\(|^\s+(?=[\"']bnb))[\"'](\w+)[\"']"
     if part == "models":
         files = [*(root / "models").glob("*.py")]
@@ -154,13 +157,18 @@ def timm_names(part: str) -> frozenset[str]:
 
 
 def near(given: object, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """The name that is spelt alike, as the end of a message; "" where none is. Arguments as of :func:`nearest`."""
+    """The known name that is spelt alike (:func:`nearest`, with the same arguments), as a question at the end of a message;
+    "" without one.
+    """
     return as_question(nearest(given, names, cutoff))
 
 
 def nearest(given: object, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The shortest name that begins with what was given (three letters or more), or else the one that is spelt like it; []
-    where none is. A hyphen is an underscore; names without dots are compared with what is before the first one.
+    """The known name that was probably meant, as a list of one; [] without one.
+
+    It is the shortest name that begins with what was given, if that has three letters or more; else the one that is spelt
+    most alike. Case does not count, and a hyphen equals an underscore. Where no name has a dot, only the part of the given
+    word before its first dot is compared.
 
     Args:
         given: the unknown word.

@@ -7,9 +7,14 @@ from typing import Any
 def leaves(
     tree: Mapping[Any, Any] | list[Any], path: str = "", in_lists: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """All values of nested dicts and lists with their dotted keys, below ``path``; a list's items have its own key.
+    """Yields all values in nested dicts and lists, each with its dotted key. A list's items have the list's own key.
 
-    An empty dict or list in them is a value; with ``in_lists`` false any list is.
+    An empty dict or list inside counts as a value; with ``in_lists`` false each list does.
+
+    Args:
+        tree: the dicts and lists.
+        path: dotted key of ``tree`` itself, which the yielded keys begin with.
+        in_lists: whether lists are entered.
 
     >>> [*leaves({"a": {"b": [1, 2]}, "c": {}})]
     [('a.b', 1), ('a.b', 2), ('c', {})]
@@ -26,7 +31,7 @@ def leaves(
 
 
 def flatten(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """Nested dicts by dotted key; a list, and an empty dict, is a value.
+    """The values in nested dicts by dotted key; a list, and an empty dict, is a value.
 
     >>> flatten({"a": {"b": 1}, "c": [2]})
     {'a.b': 1, 'c': [2]}

@@ -31,7 +31,7 @@ class Measured:
     """bool ``(N,)``."""
 
     def part(self, chosen: np.ndarray) -> "Measured":
-        """Some of the pictures.
+        """The same for some of the pictures.
 
         Args:
             chosen: their numbers, or bool ``(N,)``.
@@ -39,15 +39,17 @@ class Measured:
         return Measured(self.scores[chosen], self.student_right[chosen], self.teacher_right[chosen])
 
     def right(self, threshold: float) -> np.ndarray:
-        """Whether the cascade is right, bool ``(N,)``."""
+        """Whether the cascade is right on each picture, bool ``(N,)``: the teacher answers where the score is below the
+        threshold, else the student.
+        """
         return np.where(self.scores < threshold, self.teacher_right, self.student_right)
 
     def asked(self, threshold: float) -> int:
-        """Pictures that the teacher is asked for."""
+        """How many pictures the teacher answers: those whose score is below ``threshold``."""
         return int((self.scores < threshold).sum())
 
     def at(self, threshold: float) -> dict[str, float]:
-        """What the cascade reaches under a threshold.
+        """The cascade's results at a threshold.
 
         Returns:
             The ``threshold``; ``accuracy``, and the ``share`` of the pictures that the teacher is asked for, in 0..1.
@@ -71,7 +73,9 @@ def threshold_of(scores: np.ndarray, share: float) -> float:
 
 
 def curve(measured: Measured) -> list[dict[str, float]]:
-    """:meth:`Measured.at` the thresholds that ask the teacher for the shares of :data:`SHARES`, one row each."""
+    """The cascade's accuracy by how often it asks the teacher: a row (:meth:`Measured.at`) for each share of :data:`SHARES`,
+    at the threshold below which that share of the scores lies.
+    """
     return [measured.at(threshold_of(measured.scores, share)) for share in SHARES]
 
 
@@ -83,20 +87,20 @@ def _paired_p_value(counts: PairedCounts, margin: float) -> float:
 
 
 def first_to_last(goal: "Goal", measured: Measured, error: float, rising: bool) -> float | None:
-    """The last threshold of a fixed sequence that the goal's test accepts, before the first that it does not.
+    """Tests the goal at one threshold after another, and returns the last one before the first that the test rejects.
 
-    The thresholds are tried in an order that was fixed before, each at the whole ``error``: one that does not hold is
-    accepted with a chance of at most ``error`` (fixed-sequence testing; Angelopoulos, Bates, Candes, Jordan and Lei,
+    The order is fixed beforehand, and each threshold is tested at the whole ``error``: a threshold that misses the goal is
+    returned with a chance of at most ``error`` (fixed-sequence testing; Angelopoulos, Bates, Candes, Jordan and Lei,
     "Learn then Test", arXiv 2110.01052, section 4).
 
     Args:
         goal: tested at each threshold (:meth:`Goal.p_value`).
-        measured: pictures by which nothing else was chosen: no student, no score.
+        measured: pictures that nothing else was chosen by, neither the student nor its score.
         error: 1 less the confidence.
-        rising: begins where the teacher is never asked, to ask it more and more; else where it is always asked.
+        rising: whether to begin at 0, where the teacher is never asked; else at the top, where it is always asked.
 
     Returns:
-        None where the first threshold is not accepted.
+        The threshold; None where the first one is rejected.
     """
     accepted = None
     for threshold in _sequence(rising):
@@ -126,12 +130,13 @@ class Goal:
     """The teacher is asked for at most this share of the pictures, in 0..1."""
 
     def p_value(self, measured: Measured, threshold: float) -> float:
-        """The p-value, at a threshold, of the cascade not reaching the goal: a small one excludes that.
+        """The p-value of the hypothesis that the cascade misses the goal at a threshold: a small one proves the goal.
 
-        By how many pictures the cascade gets right, ``P(X >= right)`` of ``X ~ Bin(n, accuracy)``; by those on which
-        cascade and teacher differ (:func:`kd.proof.paired.loss_p_value`); or by how many the teacher is asked,
-        ``P(X <= asked)`` of ``X ~ Bin(n, share)``. Not defined for :attr:`share_of_teacher`, which :meth:`choose` turns
-        into :attr:`of_teacher` first.
+        For :attr:`accuracy` ``P(X >= right)`` of ``X ~ Bin(n, accuracy)``, by how many of n pictures the cascade is right
+        on. For :attr:`of_teacher` by the pictures on which only the cascade or only the teacher is right
+        (:func:`kd.proof.paired.loss_p_value`). For :attr:`share` ``P(X <= asked)`` of ``X ~ Bin(n, share)``, by how many
+        the teacher is asked; 0 for a share of 1. Not defined for :attr:`share_of_teacher`, which :meth:`choose` turns into
+        :attr:`of_teacher` first.
         """
         right = measured.right(threshold)
         count = len(right)
@@ -149,9 +154,10 @@ class Goal:
         return float(scipy.stats.binom.cdf(asked, count, self.share))
 
     def choose(self, measured: Measured, confidence: float) -> float | None:
-        """The threshold that meets the goal with ``confidence`` (one-sided, in 0.5..1).
+        """The threshold that meets the goal on new pictures with ``confidence`` (one-sided, in 0.5..1), by
+        :func:`first_to_last`: under a limit on the teacher's share the highest one found, for any other goal the lowest.
 
-        None where none is sure to meet it on so few pictures.
+        None where these pictures prove it of no threshold.
         """
         goal = self
         error = 1 - confidence
@@ -162,21 +168,21 @@ class Goal:
             allowed_loss = (1 - self.share_of_teacher) * least
             goal = Goal(of_teacher=allowed_loss)
             error = 0.9 * error
-        # A limit on the share holds where the teacher is never asked: that sequence rises; others begin where it always is.
+        # A limit on the share holds where the teacher is never asked, the other goals where it always is: begin there.
         limits_share = self.share is not None
         return first_to_last(goal, measured, error, limits_share)
 
 
 # -- all together ----------------------------------------------------------------------------------------------------
 def sureness(probabilities: np.ndarray) -> np.ndarray:
-    """How sure the student is: the largest of its probabilities ``(N, C)``, ``(N,)``; 0 where it is NaN."""
+    """The student's score of each picture, ``(N,)``: the largest of its probabilities ``(N, C)``; 0 where that is NaN."""
     return np.nan_to_num(probabilities.max(1), nan=0.0)
 
 
 def choose_threshold(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
-    """Chooses the threshold on one half of the pictures and checks it on the other.
+    """Chooses the threshold on a random half of the pictures (the same in each call) and measures it on the other half.
 
-    ``cascade.json`` keeps what it returns; ``kd-serve`` and ``kd-export`` read their rule there
+    The result is the content of ``cascade.json``, where ``kd-serve`` and ``kd-export`` read their rule
     (:func:`kd.ship.cascade_rule.read_rule`).
 
     Args:

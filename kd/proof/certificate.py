@@ -68,13 +68,14 @@ def certify(
     group: np.ndarray | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Compares two models by the same pictures in the same order.
+    """Tests whether the candidate is not worse than the reference by more than a margin, on the same pictures in the same
+    order.
 
-    What it returns is kept in ``eval_*.json`` and ``export/export.json``; the report and the model card show its ``text``.
+    The result is kept in ``eval_*.json`` and ``export/export.json``; the report and the model card show its ``text``.
 
     Args:
-        reference: what the model did that the other must not be worse than.
-        candidate: what the other did.
+        reference: outcomes of the model that the other must not be worse than.
+        candidate: outcomes of the other.
         wanted: the margin and the confidence.
         names: of reference and candidate, for the text.
         group: pictures of one number belong together, ``(N,)`` numbers from 0 on without gaps
@@ -120,7 +121,7 @@ def certify(
 
 
 def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
-    """How many pictures both models, one or none of them has right; ``(N,)`` each, right where > 0."""
+    """How many pictures both models, only one or none of them is right on. The arguments are ``(N,)``, > 0 where right."""
     first = reference > 0
     second = candidate > 0
     return {
@@ -132,13 +133,13 @@ def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
 
 
 def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
-    """The test of two accuracies and its bound: keys of the certificate.
+    """The keys of a certificate that come from the test of two accuracies (:func:`kd.proof.paired.loss_p_value`).
 
-    Beside them, for comparison alone, Tango's two-sided interval of the difference (``tango``, candidate less reference)
-    and McNemar's mid-p. The test is exact up to :data:`kd.proof.paired.LARGEST_EXACT` pictures.
+    The test is exact up to :data:`kd.proof.paired.LARGEST_EXACT` pictures. For comparison only it adds Tango's two-sided
+    interval of the difference (``tango``, candidate less reference) and McNemar's mid-p.
 
     Args:
-        found: the certificate so far, with its counts.
+        found: the certificate so far, with its counts; not changed.
         wanted: margin and confidence.
     """
     b = found["only_reference"]
@@ -173,7 +174,8 @@ def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
 def _resampled(
     reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, group: np.ndarray | None
 ) -> dict[str, Any]:
-    """The bootstrap of a measure that is no count of independent pictures: keys of the certificate.
+    """The keys of a certificate that come from the paired bootstrap (:func:`kd.proof.resample.smallest_gain`), for measures
+    other than the accuracy and for pictures in groups.
 
     Args:
         reference: outcomes by picture.
@@ -197,7 +199,7 @@ def _resampled(
     loss = -smallest_gain(statistic, groups, wanted.confidence)
     differs_N = differs(reference, candidate)
     if len(np.unique(numbers[differs_N])) < FEW_DIFFERENCES:
-        # Too few differ for a bootstrap. Even if none of these G groups did, a share p of all may: (1 - p)^G = error.
+        # Too few differ for a bootstrap. Even if none of the G groups differed, a share p of all may: (1 - p)^G = error.
         loss = max(loss, 1 - (1 - wanted.confidence) ** (1 / groups))
     return {
         "method": "paired bootstrap over "
@@ -232,10 +234,10 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
 def gain_interval(
     reference: Outcomes, candidate: Outcomes, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """The candidate's gain over the reference on the same pictures, and the ends of its two-sided interval.
+    """The candidate's gain over the reference on the same pictures, and the lower and upper end of its two-sided interval.
 
-    They are shares; the gain of an error is a share of the reference's error. An accuracy has Tango's interval, any other
-    measure the bootstrap's.
+    All three are shares; the gain of an error is a share of the reference's error. An accuracy has Tango's interval, any
+    other measure the bootstrap's over pictures.
 
     Args:
         reference: what one model did.
@@ -258,9 +260,9 @@ def gain_interval(
 def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
     """Whether the models differ on a picture by more than rounding, bool ``(N,)``.
 
-    A score differs where its place among the scores of the same label does, an error where it does by more than a
-    ten-thousandth of the reference's mean error in the same number. The other measures' values are whole numbers: any
-    difference counts.
+    Scores (mean average precision) differ where a picture's rank among the scores of a label differs; errors where they
+    differ by more than a ten-thousandth of the reference's mean error in the same number. The other measures' values are
+    whole numbers, of which any difference counts.
     """
     first = reference.values
     second = candidate.values
@@ -275,17 +277,17 @@ def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
 
 
 def _places(scores: np.ndarray) -> np.ndarray:
-    """By label, how many pictures have a smaller score, ``(N, C)``."""
+    """How many pictures have a smaller score than each picture, by label: ``(N, C)`` from scores ``(N, C)``."""
     places = [np.searchsorted(np.sort(column), column) for column in scores.T]
     return np.column_stack(places)
 
 
 def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
-    """How many pictures would make the bound meet the margin.
+    """How many pictures would make the bound meet the margin, by an estimate: the distance from the measured loss to the
+    bound, ``loss + difference``, is taken to fall with the root of their number.
 
-    It is assumed that the distance from the measured loss to the bound, ``loss + difference``, falls with the root of their
-    number. None where the bound meets the margin already, or where the candidate is worse by the margin on these pictures.
-    The arguments are the certificate's ``pictures``, ``difference`` and ``largest_loss``.
+    None where the bound meets the margin already, or where the candidate is worse by the margin on these pictures. The
+    arguments are the certificate's ``pictures``, ``difference`` and ``largest_loss``.
     """
     if loss < wanted.margin or difference <= -wanted.margin:
         return None
@@ -343,7 +345,7 @@ def by_class(
 
 
 def in_points(share: float, measure: str, digits: int = 1) -> str:
-    """A share as points, of an error as per cent of the reference's.
+    """A share as text: in points, for the mean absolute error in per cent of the reference's error.
 
     >>> in_points(0.01, "accuracy"), in_points(0.016, "accuracy"), in_points(0.05, "mean absolute error")
     ('1 point', '1.6 points', '5 %')
@@ -351,7 +353,7 @@ def in_points(share: float, measure: str, digits: int = 1) -> str:
     Args:
         share: 1 is 100 points.
         measure: of the certificate.
-        digits: behind the point, at most.
+        digits: after the decimal point, at most.
     """
     number = f"{100 * share:.{digits}f}".rstrip("0").rstrip(".")
     if measure == "mean absolute error":
@@ -360,7 +362,8 @@ def in_points(share: float, measure: str, digits: int = 1) -> str:
 
 
 def bound_in_points(loss: float, margin: float, shown: bool, measure: str) -> str:
-    """The bound as points, rounded to the side that claims less, with as many digits as tell it from the margin.
+    """The bound as text (:func:`in_points`), rounded to the side that claims less, with the fewest digits that set it apart
+    from the margin's text.
 
     >>> bound_in_points(0.00141, 0.01, True, "accuracy"), bound_in_points(-0.00251, 0.01, True, "accuracy")
     ('0.2 points', '0.2 points')
@@ -370,12 +373,13 @@ def bound_in_points(loss: float, margin: float, shown: bool, measure: str) -> st
     Args:
         loss: the largest that can't be excluded, a share; below 0: a gain.
         margin: of the claim, a share.
-        shown: the claim is: the loss is smaller than the margin.
+        shown: whether the claim, a loss smaller than the margin, is shown.
         measure: of the certificate.
 
     Returns:
-        The bound without its sign; the margin's own text where six digits don't tell them apart.
+        The bound without its sign; the margin's own text where six digits don't distinguish them.
     """
+    # a loss that is not exceeded is rounded up; a gain, and a loss that can't be excluded, down
     rounded = math.ceil if shown and loss > 0 else math.floor
     for digits in range(1, 7):
         unit = 10 ** -(digits + 2)
@@ -386,7 +390,8 @@ def bound_in_points(loss: float, margin: float, shown: bool, measure: str) -> st
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """A certificate in words: a line for the claim and what is shown, then what is there of counts, groups and classes.
+    """A certificate in words: a line for the claim and its result, then a line each for counts, groups and classes where the
+    certificate has them.
 
     Args:
         found: of :func:`certify`, without its ``text``.
@@ -421,7 +426,8 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _needed_in_words(found: dict[str, Any]) -> str:
-    """The end of a sentence: how many pictures would give a certificate, rounded up to two digits; or that none would.
+    """The end of a sentence: about how many pictures would show the claim, rounded up to two significant digits; or that
+    more would not help.
 
     "" where the certificate ``found`` shows its claim already.
     """
@@ -450,12 +456,12 @@ def _counts_line(found: dict[str, Any]) -> str:
 
 
 def _class_line(classes: dict[str, Any], reference: str) -> str:
-    """A sentence: which classes are proven worse, the first :data:`NAMED` by p-value with their accuracies, and how many
-    can't be.
+    """A sentence: which classes are proven worse (the first :data:`NAMED` by p-value, with both accuracies), and of how many
+    that can't be proven, as they have too few pictures.
 
     Args:
         classes: of :func:`by_class`.
-        reference: the model's name.
+        reference: the reference's name.
     """
     worse = classes["worse"]
     tested = classes["tested"]

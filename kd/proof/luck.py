@@ -1,6 +1,6 @@
-"""What few pictures can show: one rule for every guess that a run makes about its teacher.
+"""What few pictures can show: one rule for every conclusion that a run draws about its teacher.
 
-A guess is made of counts: ``k`` of ``n`` pictures are right. Luck explains them as long as ``P(X >= k)`` of
+A conclusion rests on counts: ``k`` of ``n`` pictures are right. Luck explains them as long as ``P(X >= k)`` of
 ``X ~ Bin(n, p)`` is not tiny, and a teacher counts as bad only where a fine one would hardly have done as badly.
 
 Plain numbers, without NumPy: ``kd-report`` reads runs on machines that have none.
@@ -23,7 +23,7 @@ FEWEST_PICTURES = 10
 
 
 def p_value(sigmas: float) -> float:
-    """The one-sided probability of a deviation by so many standard errors.
+    """The chance that a normal variable exceeds its mean by ``sigmas`` standard errors or more (one-sided).
 
     >>> round(p_value(3), 5)
     0.00135
@@ -32,9 +32,11 @@ def p_value(sigmas: float) -> float:
 
 
 def at_least(hits: int, trials: int, share: float) -> float:
-    """``P(X >= hits)`` of ``X ~ Bin(trials, share)``, with ``share`` in [0, 1]: the sum of its terms.
+    """The chance of ``hits`` or more in ``trials``, each a hit with the chance ``share`` (0..1): ``P(X >= hits)`` of
+    ``X ~ Bin(trials, share)``.
 
-    A term is ``n! / (k! (n - k)!) p^k (1 - p)^(n - k)``, by its logarithm. SciPy would take half a second to import.
+    The sum of the terms ``n! / (k! (n - k)!) p^k (1 - p)^(n - k)``, each by its logarithm. SciPy would take half a second
+    to import.
 
     >>> round(at_least(2, 3, 0.5), 6), at_least(0, 3, 0.5)
     (0.5, 1.0)
@@ -55,9 +57,16 @@ def at_least(hits: int, trials: int, share: float) -> float:
 
 
 def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS) -> bool:
-    """Whether luck does not explain so many hits: ``P(X >= hits; share) < p_value(sigmas)``, exactly.
+    """Whether there are more hits than luck explains: ``P(X >= hits) < p_value(sigmas)`` (:func:`at_least`), exactly.
 
-    With ``share=0.5`` it is the sign test of two models: ``hits`` of the ``trials`` pictures on which they differ.
+    With ``share=0.5`` it is the sign test of two models: of the ``trials`` pictures on which they differ, one model alone is
+    right on ``hits``.
+
+    Args:
+        hits: how many trials hit.
+        trials: how many there are.
+        share: the chance of a hit by luck, in 0..1.
+        sigmas: how strict the test is, in standard errors of a normal variable.
 
     >>> is_clearly_more(11, 11, 0.5), is_clearly_more(13, 13, 0.5)
     (False, True)
@@ -66,15 +75,13 @@ def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS
 
 
 def shows_a_bad_teacher(right: int, pictures: int, share: float) -> bool:
-    """Whether the pictures are enough to call a teacher bad that is right on only ``right`` of them.
-
-    They are where a teacher halfway between guessing and perfect would be wrong on so many, or more, with a chance below
-    :data:`ERROR`.
+    """Whether a teacher's answers prove that it is bad: a teacher halfway between guessing and perfect would be wrong on as
+    many pictures, or more, with a chance below :data:`ERROR`.
 
     Args:
-        right: pictures that it is right on.
-        pictures: that it has seen.
-        share: what guessing gets right.
+        right: how many pictures the teacher is right on.
+        pictures: how many it has answered.
+        share: the share of the pictures that guessing gets right, in 0..1.
 
     >>> shows_a_bad_teacher(3, 4, 0.5), shows_a_bad_teacher(0, 10, 0.1), shows_a_bad_teacher(50, 100, 0.5)
     (False, True, True)

@@ -50,7 +50,7 @@ class PairedCounts:
 
     @property
     def gap(self) -> dict[str, float]:
-        """``pictures``, :attr:`difference`, and ``low`` and ``high``, the ends of its paired interval of 95 %."""
+        """``pictures``, :attr:`difference`, and ``low`` and ``high``, the ends of its 95 % interval (Tango's)."""
         low, high = tango_interval(self, 0.95)
         return {
             "pictures": self.pictures,
@@ -61,7 +61,8 @@ class PairedCounts:
 
 
 def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float) -> np.ndarray:
-    """How strongly counts speak against ``p_b - p_c = margin``: about standard normal where it holds, high where b is low.
+    """Tango's score of the hypothesis that the candidate is worse by exactly ``margin``, ``p_b - p_c = margin``: about
+    standard normal where that holds, high where the candidate does better.
 
     ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin
     (Tango, Statistics in Medicine 17:891-908, 1998, equation 10).
@@ -86,8 +87,8 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
 
 
 def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
-    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, in the shape of the counts; at least ``max(0, -margin)``,
-    as no share is below 0.
+    """The maximum-likelihood estimate of ``p_c`` from counts, given ``p_b - p_c = margin``, in the shape of the counts; at
+    least ``max(0, -margin)``, as neither share is below 0.
 
     The larger root of ``A q^2 + B q + C``, with ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
     (Tango, Statistics in Medicine 17:891-908, 1998, equations 11 and 12). Arguments as of :func:`tango_score`.
@@ -105,8 +106,8 @@ def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.
 def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
     """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's: its ends, in -1..1.
 
-    It takes the score for normal, at any number of pictures; :func:`loss_p_value` is exact up to :data:`LARGEST_EXACT`.
-    A certificate lists it, and rests on its own bound (:func:`largest_loss`).
+    It assumes that the score is normal, at any number of pictures; :func:`loss_p_value` is exact up to
+    :data:`LARGEST_EXACT`. A certificate lists this interval, but rests on its own bound (:func:`largest_loss`).
 
     Args:
         counts: of the pictures.
@@ -137,7 +138,8 @@ def _tango_margin(counts: PairedCounts, z: float) -> float:
 
 
 def loss_p_value(counts: PairedCounts, margin: float) -> float:
-    """The largest chance of counts as good as these where the candidate is worse by exactly ``margin``.
+    """The p-value of the hypothesis that the candidate is worse by ``margin`` or more: the largest chance of counts at least
+    as good as these where it is worse by exactly ``margin``.
 
     Counts are ordered by :func:`tango_score`. With k = b + c of n pictures, ``k ~ Bin(n, pi)`` and
     ``c | k ~ Bin(k, (pi - m) / (2 pi))``; for each k the counts at least as good are those with c from some number
@@ -177,11 +179,12 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
 
 
 def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
-    """Shares of pictures, in [0, 1], on which the models may differ: ``(GRID,)``; empty where none is possible.
+    """Values of the unknown share pi of pictures on which the models differ, for :func:`loss_p_value` to try: ``(GRID,)``
+    over its confidence interval, in [0, 1]; empty where none of the interval is possible.
 
     Args:
-        counts: pictures, and those on which the models differ.
-        margin: m, in -1..1: fewer than ``|m|`` can't differ.
+        counts: of the pictures.
+        margin: m, in -1..1; pi is at least ``|m|``, as the models' difference is.
     """
     low, high = both_bounds(counts.discordant, counts.pictures, NUISANCE)
     low = max(low, abs(margin))
@@ -191,9 +194,10 @@ def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
 
 
 def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
-    """Numbers k of n, ascending, ``(K,)``, without those that are practically impossible under each of the shares.
+    """The numbers k in 0..n that ``k ~ Bin(n, share)`` may practically be under any of the shares, ``(K,)``: ascending,
+    without gaps.
 
-    They are within 8 standard deviations, and 20 more, of ``n * share`` for some share between the least and the largest.
+    They reach from the lowest to the highest ``n * share``, and 8 standard deviations and 20 further on both sides.
 
     Args:
         n: pictures.
@@ -210,13 +214,14 @@ def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
 
 
 def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.ndarray:
-    """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving.
+    """For each k = b + c the smallest c whose score (:func:`tango_score`) is ``score`` or more, up to rounding; k + 1 where
+    none is. By halving.
 
     Args:
         n: pictures.
         k: pictures on which one model alone is right, any shape.
         margin: m, in -1..1.
-        score: of :func:`tango_score`.
+        score: to be reached.
     """
     wanted = score - 1e-9
     low = np.zeros_like(k)
@@ -230,7 +235,10 @@ def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.n
 
 
 def largest_loss(counts: PairedCounts, confidence: float) -> float:
-    """The candidate is worse by less than this with ``confidence``: where :func:`loss_p_value` falls to 1 - confidence.
+    """The upper bound of the candidate's loss: with ``confidence`` it is worse by less than this.
+
+    It is the margin at which :func:`loss_p_value` falls to ``1 - confidence``, by halving from Tango's bound: at most a
+    little too large.
 
     Args:
         counts: of the pictures.
@@ -258,7 +266,7 @@ def largest_loss(counts: PairedCounts, confidence: float) -> float:
 
 
 def mcnemar_mid_p(b: int, c: int) -> float:
-    """Two-sided mid-p McNemar test of equal accuracies.
+    """The p-value of the two-sided mid-p McNemar test: a small one shows that two accuracies differ.
 
     ``2 P(X <= min(b, c)) - P(X = b)`` with ``X ~ Bin(b + c, 1/2)``; ``1 - P(X = b) / 2`` where b = c (Fagerland,
     Lydersen and Laake, BMC Medical Research Methodology 13:91, 2013).
@@ -274,14 +282,15 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     point = float(scipy.stats.binom.pmf(b, differing, 0.5))
     if b == c:
         return 1 - point / 2
-    # P(X <= min(b, c)) as P(X >= max(b, c)): 1 less its complement has no digit left below 1e-16
+    # P(X <= min(b, c)) as P(X >= max(b, c)), which is as large: 1 - P(X > min(b, c)) has no digit left below 1e-16
     more, less = max(b, c), min(b, c)
     smaller_tail = worse_p_value(more, less)
     return min(1.0, 2 * smaller_tail - point)
 
 
 def worse_p_value(b: int, c: int) -> float:
-    """One-sided exact conditional McNemar test: ``P(X >= b)`` of ``X ~ Bin(b + c, 1/2)``; small: the candidate is worse.
+    """The p-value of the one-sided exact conditional McNemar test, ``P(X >= b)`` of ``X ~ Bin(b + c, 1/2)``: a small one
+    shows that the candidate is worse.
 
     Args:
         b: pictures that the reference alone is right on.
@@ -291,7 +300,8 @@ def worse_p_value(b: int, c: int) -> float:
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """P-values that hold for all tests together (Holm, Scandinavian Journal of Statistics 6:65-70, 1979).
+    """P-values corrected for several tests by Holm's method, so that they hold for all tests together (Scandinavian Journal
+    of Statistics 6:65-70, 1979).
 
     Args:
         p_values: of each test alone, ``(T,)``.
@@ -311,10 +321,11 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> int | None:
-    """How many pictures give a certificate with a chance of :data:`POWER`, 80 %, if the models differ as often as here.
+    """How many pictures would give a certificate with a chance of :data:`POWER`, 80 %, if the models differ as often and as
+    much as on these.
 
     ``n = ((z_error + z_power)^2 (pi - d^2)) / (m + d)^2`` for a difference d and a share pi of pictures on which the
-    models differ (Nam, Biometrics 53:1422-1430, 1997), and never fewer than pictures without any difference need:
+    models differ (Nam, Biometrics 53:1422-1430, 1997); at least as many as are needed where the models never differ:
     ``(1 - m)^n = error``.
 
     Args:
@@ -323,7 +334,7 @@ def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> i
         confidence: of the certificate, one-sided, in 0.5..1.
 
     Returns:
-        None where no number of pictures would: the candidate is worse by the margin here.
+        The number; None where no number of pictures would: the candidate is worse by the margin or more here.
     """
     difference = counts.difference
     error = 1 - confidence

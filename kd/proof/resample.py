@@ -20,7 +20,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 def group_numbers(names: Sequence[str]) -> np.ndarray:
-    """A number from 0 upwards for each different name, ``(N,)``: pictures of one name belong together.
+    """The number of each picture's group, ``(N,)``: pictures of one name are a group. Groups are numbered from 0 in the
+    order of their names.
 
     >>> group_numbers(["b", "a", "b"]).tolist()
     [1, 0, 1]
@@ -29,11 +30,11 @@ def group_numbers(names: Sequence[str]) -> np.ndarray:
 
 
 def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float:
-    """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap
-    (:func:`scipy.stats.bootstrap`; Efron, JASA 82:171-185, 1987).
+    """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap over groups of
+    pictures (:func:`scipy.stats.bootstrap`; Efron, JASA 82:171-185, 1987). The draws are the same in each call.
 
-    Where all samples lie on one side of the gain, the method's bias correction is not defined. The bound is then the
-    smallest of the samples, or the gain where that is smaller.
+    Where the gains of all samples lie on one side of the gain, the method's bias correction is not defined. The bound is
+    then the smallest gain of a sample, or the gain where that is smaller.
 
     Args:
         statistic: computes gains from weights of groups.
@@ -42,7 +43,9 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float
     """
 
     def gains_of(drawn_RG: np.ndarray, axis: int = -1) -> np.ndarray:
-        """The gains of samples, numbers of groups ``(R, G)``; of one sample ``(G,)`` a single gain."""
+        """The gain of each sample, ``(R,)``. A sample is a list of groups' numbers, drawn with replacement: ``(R, G)``. Of
+        one sample ``(G,)`` a single gain.
+        """
         drawn = drawn_RG.shape[axis]
         rows_RG = drawn_RG.reshape(-1, drawn)
         samples = len(rows_RG)
@@ -55,7 +58,7 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float
 
     everything = (np.arange(groups),)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of samples on one side
+        warnings.simplefilter("ignore")  # scipy's, where all samples are on one side
         found = scipy.stats.bootstrap(
             everything,
             gains_of,
@@ -82,7 +85,7 @@ def summed(rows: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def mean_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """The gain in the mean of a score by picture, of which more is better.
+    """The statistic for a score by picture: the candidate's mean score less the reference's, by the groups' weights.
 
     Args:
         reference: scores ``(N,)``, more is better.
@@ -95,9 +98,10 @@ def mean_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -
 
 
 def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """By how much less the candidate errs, as a share of the reference's mean absolute error; below 0 it errs more.
+    """The statistic for a regression: by how much less the candidate errs, as a share of the reference's mean absolute
+    error; below 0 it errs more.
 
-    The share is of each number's own error; the gain is its mean over the numbers that have targets among the pictures.
+    The share is computed for each of the T numbers alone, then averaged over those that have targets among the pictures.
 
     Args:
         reference: absolute errors ``(N, T)`` in each number's unit, NaN where the target is missing.
@@ -108,7 +112,7 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
     known_GT = summed(~np.isnan(reference) * 1.0, group)
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
-        """Weights of the groups ``(R, G)`` -> the mean gain over the targets that occur, ``(R,)``."""
+        """Weights of the groups ``(R, G)`` -> the mean gain over the numbers that have targets, ``(R,)``."""
         first_RT = weights_RG @ first_GT
         second_RT = weights_RG @ second_GT
         gain_RT = (first_RT - second_RT) / np.maximum(first_RT, 1e-12)
@@ -121,7 +125,8 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
 
 
 def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """The gain in mean IoU, in -1..1: each model's mean is over the classes that occur in targets or its own answers.
+    """The statistic for a segmentation: the gain in mean IoU, in -1..1. Each model's mean is over the classes that occur in
+    the targets or in its own answers.
 
     Args:
         reference: pixels of each picture and class, ``(N, 2, C)``: right ones, and those in the union of target and
@@ -141,7 +146,8 @@ def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) ->
 
 
 def _mean_iou(weights_RG: np.ndarray, counts_G2C: np.ndarray) -> np.ndarray:
-    """The mean over classes of right pixels by pixels of the union, ``(R,)``; classes that do not occur are left out.
+    """Mean IoU under weights of the groups, ``(R,)``: right pixels / pixels of the union, averaged over the classes that
+    occur.
 
     Args:
         weights_RG: how often each group counts, ``(R, G)``.
@@ -160,7 +166,7 @@ def _mean_iou(weights_RG: np.ndarray, counts_G2C: np.ndarray) -> np.ndarray:
 def precision_gain(
     reference: np.ndarray, candidate: np.ndarray, labels: np.ndarray, group: np.ndarray
 ) -> Statistic:
-    """The gain in mean average precision over the labels that occur.
+    """The statistic for several labels a picture: the gain in mean average precision over the labels that occur.
 
     Args:
         reference: scores ``(N, C)``, of which only the order within a label counts.

@@ -33,10 +33,10 @@ class Gain:
 
 
 def gain_over_seeds(better: Sequence[float], base: Sequence[float]) -> Gain:
-    """The mean of differences, and half of its 95 % interval by Student's t, paired by seed.
+    """The mean over seeds of ``better - base``, and half of its 95 % interval by Student's t, both in the values' unit.
 
     Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``; infinite for one
-    seed. Both are in the values' unit.
+    seed.
 
     Args:
         better: a value for each seed, one at least; more is better.
@@ -58,18 +58,18 @@ def gain_over_seeds(better: Sequence[float], base: Sequence[float]) -> Gain:
 
 
 def gain_in_accuracy(better: np.ndarray, base: np.ndarray) -> Gain:
-    """The gain in accuracy of repetitions that are judged by the same pictures, as a share.
+    """The mean gain in accuracy over S seeds, all measured on the same N pictures, with a 95 % interval for both sources of
+    chance: the seeds, and the choice of the pictures.
 
-    The seeds alone would not do: all of them may be right by chance on the pictures that judge. Half of the interval is
-    ``sqrt(a^2 + b^2)``: ``a`` by Student's t over the seeds' gains (:func:`gain_over_seeds`), ``b = 1.96 s / sqrt(N)``
-    with the standard deviation ``s`` over the N pictures of a picture's mean gain.
+    Half of the interval is ``sqrt(a^2 + b^2)``: ``a`` by Student's t over the seeds' gains (:func:`gain_over_seeds`),
+    ``b = 1.96 s / sqrt(N)`` with the standard deviation ``s``, over the pictures, of a picture's mean gain.
 
     Args:
-        better: whether each repetition is right on each picture, bool ``(S, N)``.
-        base: likewise, with the same seeds and pictures.
+        better: whether each seed's model is right on each picture, bool ``(S, N)``.
+        base: likewise for the models to compare with, of the same seeds and pictures.
 
     Returns:
-        In -1..1; half of the interval is infinite for one seed or one picture.
+        The gain as a share, in -1..1; half of the interval is infinite for one seed or one picture.
     """
     accuracies = better.mean(axis=1)
     accuracies_of_base = base.mean(axis=1)

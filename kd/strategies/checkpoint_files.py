@@ -41,9 +41,9 @@ class CheckpointFiles(TorchCheckpointIO):
 
         Raises:
             UserError: what it holds could not be read back (:func:`kd.storage.tensors.check_readable`); nothing is written.
-            RunError: it can't be written (an ``OSError``, also where torch has wrapped it). Older checkpoints are unchanged,
-                unless the renaming fails, the last step: then the ``last.ckpt`` before is ``previous.ckpt`` already, in
-                place of the older one.
+            RunError: it can't be written (an ``OSError``, also where torch has wrapped it). Older checkpoints are unchanged.
+                Only if the last step fails, the renaming, the old ``last.ckpt`` is ``previous.ckpt`` already, in place of
+                the older one.
         """
         check_readable(checkpoint)
         path = Path(path)
@@ -83,19 +83,20 @@ class CheckpointFiles(TorchCheckpointIO):
                 (:func:`kd.storage.tensors.check_values`).
             Exception: whatever torch raises for a damaged file, or for one that holds other objects.
         """
-        # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt
+        # previous.ckpt is loaded only where last.ckpt is damaged: the next save must not keep that one as previous.ckpt
         self._last_is_damaged = Path(path).name == PREVIOUS
         return read_checkpoint(path, map_location)
 
 
 def fail_together(strategy: Strategy) -> None:
-    """Makes all processes fail with the reason of the one that can't save a checkpoint, whichever callback saves it.
+    """Makes all processes fail when one of them can't save a checkpoint, with its reason, whichever callback saves.
 
-    Rank 0 alone writes, and Lightning's barrier after it would keep the others waiting for ``rank_timeout_s``. A save
-    that succeeds costs one more sum of a number over the hosts.
+    It replaces the strategy's ``save_checkpoint``, which all processes call. Rank 0 alone writes; without this an error of
+    its own would leave the others waiting in Lightning's barrier for ``rank_timeout_s``. Each save costs one more
+    collective of a number (:func:`kd.processes.any_process`).
 
     Args:
-        strategy: of a trainer; its ``save_checkpoint``, which all processes call, is replaced.
+        strategy: of a trainer; changed in place.
     """
     save_alone = strategy.save_checkpoint
 
@@ -114,7 +115,7 @@ def fail_together(strategy: Strategy) -> None:
         except Exception as error:
             failure = error
         if any_process(strategy, failure is not None):
-            in_each(partial(_raise, failure))
+            in_each(partial(_raise, failure))  # raises here, or as what another process reports
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 

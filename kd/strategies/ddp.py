@@ -44,7 +44,9 @@ class DDP(HookedDDP):
         powersgd_start_step: int = 1000,
         **kwargs: Any,
     ) -> None:
-        """Imports the backend's module, so that it is registered before processes meet; arguments as of the class."""
+        """Checks the arguments, and imports the backend's module, which registers the backend before the processes meet;
+        arguments and errors as of the class.
+        """
         if backend is not None:
             backend = backend.lower()  # as torch registers and reports it
         if backend == "smddp" and compression:
@@ -71,8 +73,9 @@ class DDP(HookedDDP):
     def setup_distributed(self) -> None:
         """Joins the process group; Lightning calls it in every process, before the model is placed.
 
-        A backend that a module registers does not get Lightning's ``device_id``, and Lightning's barrier around
-        ``prepare_data``, for which it makes a gloo group, is removed for the rest of the process.
+        Without ``module`` Lightning's own method does it. For a backend that a module registers two things differ: it gets
+        no ``device_id``, and Lightning's barrier around ``prepare_data``, for which Lightning makes a gloo group, is removed
+        for the rest of the process.
 
         Raises:
             UserError: a module registers the backend, and the process is in a group of another backend.
@@ -92,7 +95,8 @@ class DDP(HookedDDP):
         self.join_process_group()
 
     def register_hooks(self) -> None:
-        """Registers the hook that compresses gradients, on CPUs too; without compression Lightning's hooks, on GPUs alone.
+        """Registers the hook that compresses gradients, on GPUs and CPUs; without compression the user's ``ddp_comm_hook``,
+        which Lightning registers on GPUs alone.
 
         Called once a fit, when ``self.model`` is wrapped in torch's DDP; the hook then runs for each bucket of gradients in
         the backward pass.

@@ -60,7 +60,9 @@ class DeepSpeed(DDPStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
-        """Arguments as of the class; a user's error where DeepSpeed is not installed."""
+        """Stores the arguments, and checks that DeepSpeed is installed without importing it; arguments and errors as of the
+        class.
+        """
         if find_spec("deepspeed") is None:
             raise UserError(f"trainer.strategy: DeepSpeed {needs_extra('deepspeed')}")
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
@@ -71,11 +73,11 @@ class DeepSpeed(DDPStrategy):
 
     @property
     def engine(self) -> "deepspeed.DeepSpeedEngine":
-        """DeepSpeed's engine around the module; there once the optimizer is built."""
+        """DeepSpeed's engine around the module: ``self.model`` after :meth:`setup_optimizers`."""
         return self.model
 
     def shard(self, student: Student) -> None:
-        """Checks the student only: :meth:`setup_optimizers` cuts it, as the engine needs the optimizer.
+        """Checks the student, but does not shard it yet: the engine needs the optimizer for that (:meth:`setup_optimizers`).
 
         The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made.
 
@@ -90,13 +92,14 @@ class DeepSpeed(DDPStrategy):
             )
 
     def configure_ddp(self) -> None:
-        """Nothing: the engine takes DDP's place once there is an optimizer."""
+        """Does nothing: DeepSpeed's engine, made with the optimizer, takes the place of torch's DDP."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Builds the optimizer and gives it to the engine, together with what it trains.
+        """Builds the optimizer, and DeepSpeed's engine from it and the module.
 
         Lightning calls it on every rank, after the weights of a checkpoint were loaded. Afterwards ``self.model`` is the
-        engine and ``self.optimizers`` holds its sharded optimizer.
+        engine and ``self.optimizers`` holds its sharded optimizer. In the environment ``LOCAL_RANK`` and
+        ``DS_ACCELERATOR`` are set where they were not.
 
         Raises:
             UserError: an optimizer, a precision or a clipping that does not work here (:meth:`_check`).
@@ -106,12 +109,12 @@ class DeepSpeed(DDPStrategy):
         self._check(trainer, optimizer)
         self._trained = [list(group["params"]) for group in optimizer.param_groups]
         os.environ.setdefault("LOCAL_RANK", str(self.local_rank))
-        # it would take a GPU that the run leaves alone
+        # else DeepSpeed would use a GPU of the machine, also where the run trains on the CPU
         os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # else it takes the GPU that is numbered as the local rank, whatever trainer.devices says
+        # else DeepSpeed takes the GPU that is numbered as the local rank, whatever trainer.devices says
         place = None
         if self.root_device.type == "cuda":
             place = Namespace(device_rank=self.root_device.index)
@@ -126,7 +129,12 @@ class DeepSpeed(DDPStrategy):
         self.optimizers = [sharded]
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
-        """Refuses an optimizer, a precision or a clipping that does not work here, with a UserError that names the key."""
+        """Refuses an optimizer, a precision or a clipping that does not work with DeepSpeed here.
+
+        Raises:
+            UserError: an optimizer other than AdamW, Adam and SGD, a precision outside :data:`PRECISIONS`, or clipping by
+                value; names the key.
+        """
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
             raise UserError(
                 f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}"
@@ -145,7 +153,7 @@ class DeepSpeed(DDPStrategy):
         Gradients are clipped to the norm ``trainer.gradient_clip_val``; 0 or None there means no clipping.
         """
         return {
-            "train_micro_batch_size_per_gpu": 1,  # for a log of its own: Lightning makes the batches,
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed's log alone reads it: Lightning makes the batches,
             "gradient_accumulation_steps": 1,  # divides the loss, and ends an accumulation with the epoch
             "gradient_clipping": trainer.gradient_clip_val or 0.0,
             "zero_optimization": {"stage": self.stage, **self._zero},
@@ -160,10 +168,11 @@ class DeepSpeed(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Inside, gradients only add up; Lightning enters it for all batches but the last one before a step.
+        """Inside, a backward pass only adds to the gradients, and no step follows. Lightning enters this for all batches of
+        an accumulation but the last.
 
-        In stage 1 each process adds up its own, and the last batch's backward pass, outside, averages the sums over the
-        processes. In stages 2 and 3, which keep the sums in shards, each batch's gradients are averaged.
+        In stage 1 each process adds up its own gradients; the last batch's backward pass, outside, averages the sums over
+        the processes. In stages 2 and 3, which keep the sums in shards, each batch's gradients are averaged.
         """
         self.engine.set_gradient_accumulation_boundary(False)
         try:
@@ -174,7 +183,9 @@ class DeepSpeed(DDPStrategy):
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object
     ) -> Tensor:
-        """The engine's backward pass of the loss, a scalar, between Lightning's hooks; returns the loss."""
+        """The engine's backward pass of the loss, a scalar, between Lightning's hooks for it; returns the loss, detached.
+        Lightning calls it.
+        """
         module = self.lightning_module
         assert module is not None
         loss = self.precision_plugin.pre_backward(closure_loss, module)
@@ -188,7 +199,8 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: object,
     ) -> object:
-        """Forward and backward pass by the closure, then the engine's step, which clips. Lightning calls it.
+        """Forward and backward pass by the closure (:func:`kd.lightning_internals.run_closure`), then the engine's step,
+        which clips the gradients. Lightning calls it for the last batch of an accumulation.
 
         Args:
             optimizer: the engine's.
@@ -200,7 +212,7 @@ class DeepSpeed(DDPStrategy):
             What the closure returned.
 
         Raises:
-            RunError: the engine has silently left its step out, as a gradient is NaN or infinite.
+            RunError: the engine has skipped its step, as a gradient is NaN or infinite.
         """
         assert self.lightning_module is not None
         loss = run_closure(self.precision_plugin, self.lightning_module, optimizer, closure)
@@ -255,9 +267,9 @@ class DeepSpeed(DDPStrategy):
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes this rank's shards of the optimizer's state from any strategy's checkpoint.
+        """Sets this rank's shards of the optimizer's state, and the groups' settings, from any strategy's checkpoint.
 
-        Lightning calls it on every rank when a run resumes. The weights were loaded earlier, before they were cut.
+        Lightning calls it on every rank when a run resumes. The weights were loaded earlier, before they were sharded.
 
         Args:
             checkpoint: as loaded, the same on all ranks; ``optimizer_states`` holds one whole state.
@@ -279,10 +291,10 @@ class DeepSpeed(DDPStrategy):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that stage 3 has sharded, without disturbing what the engine fetches ahead; any other tensor
-    itself.
+    """The whole tensor of one that stage 3 has sharded: of a trained weight the optimizer's float32 copy, of others a copy.
+    Any other tensor is returned itself.
 
-    All ranks must call it, in the same order. For a weight that is trained the optimizer's float32 copy is returned.
+    All ranks must call it, in the same order. The engine's prefetching of weights is not disturbed.
     """
     import deepspeed
 
@@ -295,15 +307,17 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
-    """Makes state for each shard, as the first step would: DeepSpeed sets only the values of state that exists.
+    """Makes an optimizer state for each shard, as the first step would: DeepSpeed's setters can only change a state that
+    exists.
 
     Args:
         optimizer: whose shards have no state yet; changed in place.
-        example: the saved state of one parameter; each shard gets state of the same names: zeros, but a copy of ``step``.
+        example: the saved state of one parameter. Each shard gets a state with the same names: a copy of ``step``, and
+            zeros for all others.
     """
     first_group = optimizer.param_groups[0]
     step_on_device = first_group.get("fused") or first_group.get("capturable")
-    # of stage 3, whose groups are empty between steps
+    # under stage 3 the shards are here, and the groups are empty between steps
     shards = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     for shard in shards or [p for group in optimizer.param_groups for p in group["params"]]:
         state = {}
@@ -317,10 +331,11 @@ def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
 
 
 def _link_states(optimizer: Any) -> None:
-    """Has DeepSpeed connect weights and states again, so that its functions find a weight's whole state.
+    """Makes DeepSpeed link weights and optimizer states again, so that its ``safe_get_*`` and ``safe_set_*`` functions find
+    each weight's state.
 
-    It does so once by itself, after the step of the first group, when the other groups have no state yet. Under stage 3
-    nothing happens here.
+    DeepSpeed itself links them only once, after the step of the first group, when the other groups have no state yet. Under
+    stage 3 there are no links, and nothing happens here.
     """
     if hasattr(optimizer, "_hp_optimizer_states_linked"):  # stages 1 and 2
         optimizer._hp_optimizer_states_linked = False

@@ -33,11 +33,12 @@ class FSDP(ShardedDataParallel):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
     def shard(self, student: Student) -> None:
-        """Shards the student, and the losses that have weights to train, in place; what is sharded already stays as it is.
+        """Shards the student, and the losses that have weights to train, in place; nothing where the student is sharded
+        already.
 
         The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made, and again where the
-        same student is validated, tested or fitted afterwards. Under ``bf16-mixed`` its weights are gathered in
-        bfloat16, which halves what travels; the shards themselves stay float32.
+        same student is validated, tested or fitted afterwards. Under ``bf16-mixed`` the student's weights are gathered in
+        bfloat16, which halves what is sent; the shards themselves stay float32.
 
         Raises:
             UserError: a moving average, ``optim.zero``, or SimKD.
@@ -48,14 +49,12 @@ class FSDP(ShardedDataParallel):
             raise UserError(
                 "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
             )
-        if (
-            student.objective.takeover is not None
-        ):  # its classifier is set from the whole projection
+        if student.objective.takeover is not None:  # reads the whole projection
             raise UserError(
                 "model.distill_losses: SimKDLoss does not run with FSDP, which shards its projection; set "
                 "trainer.strategy=ddp"
             )
-        if is_sharded(student.model):  # since a fit before: torch shards nothing twice
+        if is_sharded(student.model):  # in an earlier fit; torch can't shard it twice
             return
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
@@ -92,9 +91,10 @@ class FSDP(ShardedDataParallel):
         """Loads weights and optimizer state of any strategy's checkpoint into the shards; Lightning calls it on every rank.
 
         Raises:
-            UserError: weights of another kind than this run's (fractions, whole numbers), or states that don't fit.
-            RuntimeError: torch's message for weights that are missing or of unknown names, as of the other strategies; or
-                for other shapes.
+            UserError: weights of another kind than this run's (fractions, whole numbers), or optimizer states that do not
+                fit.
+            RuntimeError: weights are missing, have unknown names or other shapes; torch's message, as with the other
+                strategies.
 
         Returns:
             The whole checkpoint, of which Lightning takes the rest (loops, callbacks, schedules).
@@ -121,13 +121,13 @@ class FSDP(ShardedDataParallel):
 
 
 def _check_names(weights: dict[str, Any], model: nn.Module) -> None:
-    """Raises torch's ``RuntimeError`` of ``load_state_dict`` where weights are missing, or of unknown names.
+    """Checks that a checkpoint has exactly the names of the model's weights: ``set_model_state_dict`` would silently keep
+    this run's value of a weight that is missing.
 
-    ``set_model_state_dict`` would put this run's own value in the place of a weight that is missing.
+    Raises:
+        RuntimeError: weights are missing or unknown; the text is that of torch's ``load_state_dict``.
     """
-    own = state_dict.get_model_state_dict(
-        model
-    )  # by the names that set_model_state_dict takes; shards stay shards
+    own = state_dict.get_model_state_dict(model)  # set_model_state_dict's names; shards stay shards
     missing = [name for name in own if name not in weights]
     unknown = [name for name in weights if name not in own]
     errors = []
@@ -143,12 +143,17 @@ def _check_names(weights: dict[str, Any], model: nn.Module) -> None:
 
 
 def _names(state: dict[str, Any]) -> list[Any]:
-    """Names, or numbers, of an optimizer's parameters, in the order of its groups."""
+    """The parameters of an optimizer's state, by name or number as it has them, in the order of its groups."""
     return [name for group in state["param_groups"] for name in group["params"]]
 
 
 def _renamed(state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
-    """An optimizer's state with other names for its parameters; ``new``: the new name by the old one."""
+    """A copy of an optimizer's state with other names for its parameters; its tensors are shared.
+
+    Args:
+        state: ``state`` by parameter, and ``param_groups``.
+        new: old name or number -> new one, of each parameter.
+    """
     groups = []
     for group in state["param_groups"]:
         groups.append({**group, "params": [new[name] for name in group["params"]]})
