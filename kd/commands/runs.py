@@ -1,12 +1,10 @@
 """``kd-runs``: which runs there are, what the cache holds, and what of both may go. Needs neither torch nor lightning."""
 
 import math
-import os
 import shlex
-import stat
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +16,7 @@ from kd.report.records import is_run
 from kd.report.tables import Cell, Result, Table, sentences
 from kd.run.options import CommandOptions
 from kd.run.request import Request
-from kd.storage.cache_parts import PARTS, Entry, entries_of
+from kd.storage.cache_parts import PARTS, Entry, entries_of, regular_files, without_links
 from kd.storage.checkpoints import holder_of
 from kd.storage.elsewhere import Json, mapping_in, mapping_of
 from kd.storage.objects import TIMES
@@ -42,6 +40,9 @@ DAYS = 7
 """Days without use after which ``clean`` deletes."""
 OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
 """Keys of each run's settings, by which a run is told from a folder of another program with a ``config.yaml``."""
+COLUMNS = (
+    "run", "status", "metric", "teacher", "student", "images/s", "limit", "changed", "MB", "delete",
+)  # fmt: skip
 PAGES = ("report.html", "comparison.html")
 """Files that ``kd-report`` writes, also of runs that it only reads: they make no run younger."""
 
@@ -74,18 +75,16 @@ def run(request: Request, options: RunsOptions) -> Result:
             f"folder {folder} not found (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"
         )
     rows = _runs_below(folder)
-    training = [row["run"] for row in rows if row["status"] == "training"]
     entries = entries_of(cache_dir())
-    free = []
-    if not training:
-        free = [entry for entry in entries if PARTS[entry.part].may_go and not entry.is_held]
+    training = [row["run"] for row in rows if row["status"] == "training"]
+    may_go = _may_go(rows, [] if training else entries)
     if cleans:
-        result = _clean(rows, free, options.older, deletes, shlex.join(["kd-runs", *request.rest]))
+        result = _clean(may_go, options.older, deletes, shlex.join(["kd-runs", *request.rest]))
         result.notes += [f"the cache stays as it is while {name} trains" for name in training[:1]]
         return result
     parts = [_table_of_runs(rows) if rows else sentences("", [f"no runs in {folder}"])]
     if entries:
-        parts.append(_table_of_cache(entries, free))
+        parts.append(_table_of_cache(entries, may_go))
     return Result(rows, parts)
 
 
@@ -97,12 +96,7 @@ def _runs_below(folder: Path) -> list[dict[str, Any]]:
     """
     if is_run(folder):
         return [_described(folder)]
-    root = folder.resolve()
-    rows = []
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        is_link = path.resolve() != root / path.relative_to(folder)
-        if is_run(path) and not is_link:
-            rows.append(_described(path))
+    rows = [_described(path) for path in without_links(folder, "*", "*/*") if is_run(path)]
     return sorted(rows, key=lambda row: -row["changed"])
 
 
@@ -119,12 +113,7 @@ def _described(folder: Path) -> dict[str, Any]:
         to its colon; ``changed`` (Unix time of its newest file but :data:`PAGES`), ``bytes`` of its files, and
         ``safe_to_delete``: it is a run of kd's without weights that no process trains, however new it is.
     """
-    files: dict[Path, os.stat_result] = {}
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # a run that trains renames its files
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                files[path] = status
+    files = dict(regular_files(folder))
     of_run = [status.st_mtime for path, status in files.items() if path.name not in PAGES]
     times = [mtime for mtime in of_run if mtime >= TIMES]  # a copy from a store has no time
     has_weights = any(
@@ -161,104 +150,104 @@ def _number(values: Json, name: str) -> float | None:
 
 
 def _table_of_runs(rows: list[dict[str, Any]]) -> Table:
-    """The runs for people; ``rows`` as of :func:`_runs_below`, one at least."""
-    cells: list[dict[str, Cell]] = []
+    """The runs for people; ``rows`` as of :func:`_runs_below`."""
+    cells: list[list[Cell]] = []
     for row in rows:
         metric = row["metric"]
-        days = _days_left(row["changed"])
+        left = _days_left(row["changed"])
         cells.append(
-            {
-                "run": row["run"],
-                "status": row["status"],
-                "metric": metric,
-                "teacher": format_metric(metric, row["teacher"]),
-                "student": format_metric(metric, row["student"]),
-                "images/s": row["images_per_s"],
+            [
+                row["run"],
+                row["status"],
+                metric,
+                format_metric(metric, row["teacher"]),
+                format_metric(metric, row["student"]),
+                row["images_per_s"],
                 # a longer one is a sentence: "no steps were recorded", for example
-                "limit": row["limit"] if len(row["limit"]) <= 24 else "",
-                "changed": time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])),
-                "MB": _megabytes(row["bytes"]),
-                "delete": (f"in {days} d" if days else "now") if row["safe_to_delete"] else "",
-            }
+                row["limit"] if len(row["limit"]) <= 24 else "",
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])),
+                row["bytes"] / 1e6,
+                (f"in {left} d" if left else "now") if row["safe_to_delete"] else "",
+            ]
         )
-    return Table("", [*cells[0]], [[*row.values()] for row in cells])
+    return Table("", COLUMNS, cells)
 
 
-def _table_of_cache(entries: list[Entry], free: list[Entry]) -> Table:
+def _table_of_cache(entries: list[Entry], may_go: Collection[Entry]) -> Table:
     """The parts of the cache: entries, size, what they are, how many may go.
 
     Args:
         entries: of the cache, one at least.
-        free: those that may go once they are old.
+        may_go: those that may go once they are old.
     """
     rows: list[list[Cell]] = []
     for name, part in PARTS.items():
-        sizes = [entry.size for entry in entries if entry.part == name]
-        if not sizes:
+        of_part = [entry for entry in entries if entry.part == name]
+        if not of_part:
             continue
-        days = [_days_left(entry.used) for entry in free if entry.part == name]
-        goes = "no"
-        if part.may_go:
-            goes = f"{days.count(0)} of {len(sizes)}"
-        size = _megabytes(sum(sizes))
-        rows.append([name, len(sizes), size, part.content, goes, part.loss])
+        now = [entry for entry in of_part if entry in may_go and not _days_left(entry.used)]
+        goes = f"{len(now)} of {len(of_part)}" if part.may_go else "no"
+        rows.append([name, len(of_part), _size_of(of_part), part.content, goes, part.loss])
     columns = ["part", "entries", "MB", "content", "delete now", "what its loss costs"]
-    size = _megabytes(sum(entry.size for entry in entries))
-    note = f"cache: {cache_dir()}, {size} MB (KD_CACHE; kd-runs clean lists what may go)"
+    note = (
+        f"cache: {cache_dir()}, {_size_of(entries)} MB (KD_CACHE; kd-runs clean lists what may go)"
+    )
     return Table("", columns, rows, note)
 
 
-def _clean(
-    rows: list[dict[str, Any]], free: list[Entry], days: float, deletes: bool, again: str
-) -> Result:
-    """Lists what may go, one line each, and deletes it.
-
-    Args:
-        rows: the runs.
-        free: entries of the cache that may go once they are old.
-        days: without use.
-        deletes: else it is only listed.
-        again: the command line.
-    """
+def _may_go(rows: list[dict[str, Any]], entries: list[Entry]) -> dict[Entry, str]:
+    """The runs, and entries of the cache, that may go once they are old; and why each may."""
     may_go = {}
     for row in rows:
         if row["safe_to_delete"]:
-            entry = Entry(Path(row["folder"]), "runs", row["bytes"], row["changed"])
-            may_go[entry] = f"{row['status']}: no student, no checkpoint"
-    for entry in free:
+            run = Entry(Path(row["folder"]), "", row["bytes"], row["changed"])
+            may_go[run] = f"{row['status']}: no student, no checkpoint"
+    for entry in entries:
         part = PARTS[entry.part]
-        may_go[entry] = f"{part.content}: {part.loss}"
+        if part.may_go and not entry.is_held:
+            may_go[entry] = f"{part.content}: {part.loss}"
+    return may_go
 
-    lines = []
-    size = 0
+
+def _clean(may_go: Mapping[Entry, str], days: float, deletes: bool, again: str) -> Result:
+    """Lists what goes, one line each, and deletes it.
+
+    Args:
+        may_go: what may go once it is old, and why.
+        days: without use after which it is old.
+        deletes: else it is only listed.
+        again: the command line.
+    """
+    gone = {}
     problem = ""
     for entry, why in may_go.items():
-        if entry.used >= time.time() - days * 86_400:
+        if _days_left(entry.used, days):
             continue
-        line = f"{entry.path}  {_megabytes(entry.size)} MB  {why}"
         try:
-            for name in (entry.path, *entry.locks) if deletes else ():
-                remove(name)
+            for place in (entry.path, *entry.locks) if deletes else ():
+                remove(place)
         except OSError as error:
             problem = f"{entry.path} can't be deleted: {error.strerror}"
             continue
-        size += entry.size
-        lines.append(f"deleted: {line}" if deletes else line)
-    note = f"{_megabytes(size)} MB deleted"
-    if not deletes:
+        line = f"{entry.path}  {_size_of([entry])} MB  {why}"
+        gone[entry] = f"deleted: {line}" if deletes else line
+    lines = [*gone.values()]
+    note = f"nothing may go that was not used for {days:g} days (older=DAYS)"
+    if lines or problem:
+        note = f"{_size_of(gone)} MB deleted"
+    if lines and not deletes:
         chosen = "" if days == DAYS else f" older={days:g}"
-        note = f"{_megabytes(size)} MB in all; nothing is deleted yet: {again}{chosen} --yes deletes them"
-    if not (lines or problem):
-        note = f"nothing may go that was not used for {days:g} days (older=DAYS)"
+        note = f"{_size_of(gone)} MB in all; nothing is deleted yet: {again}{chosen} --yes deletes them"
     return Result(lines, [sentences("", lines)], [note], problem=problem)
 
 
-def _megabytes(size: int) -> str:
-    """Bytes as megabytes."""
+def _size_of(entries: Iterable[Entry]) -> str:
+    """Megabytes of all entries."""
+    size = sum(entry.size for entry in entries)
     return f"{size / 1e6:,.1f}"
 
 
-def _days_left(used: float) -> int:
-    """Days until ``clean`` deletes what may go and was used at a Unix time; 0: it would now."""
-    left = DAYS - (time.time() - used) / 86_400
+def _days_left(used: float, days: float = DAYS) -> int:
+    """Days until what was used at a Unix time is not used for so many ``days``; 0: it goes now."""
+    left = days - (time.time() - used) / 86_400
     return max(0, math.ceil(left))

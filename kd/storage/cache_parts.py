@@ -6,6 +6,7 @@ Only entries whose names are like those that kd gives are entries: ``KD_CACHE`` 
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,11 +114,8 @@ def entries_of(cache: Path) -> list[Entry]:
         cache: :func:`kd.machine.cache_dir`; it need not exist.
     """
     entries = []
-    root = cache.resolve()
-    for path in sorted(path for depth in ("*", "*/*", "*/*/*") for path in cache.glob(depth)):
+    for path in without_links(cache, "*", "*/*", "*/*/*"):
         relative = path.relative_to(cache).as_posix()
-        if path.resolve() != root / relative:  # a link, or below one
-            continue
         name = next((n for n, part in PARTS.items() if re.fullmatch(part.pattern, relative)), None)
         if name is None:
             continue
@@ -126,6 +124,13 @@ def entries_of(cache: Path) -> list[Entry]:
         held = any(map(is_held, locks))
         entries.append(Entry(path, name, *size_and_time(path), locks, held))
     return entries
+
+
+def without_links(folder: Path, *patterns: str) -> list[Path]:
+    """What is below a folder, which may be a link itself, by patterns, sorted; without links, and what they lead to."""
+    root = folder.resolve()
+    found = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return [path for path in found if path.resolve() == root / path.relative_to(folder)]
 
 
 def is_held(lock: Path) -> bool:
@@ -140,6 +145,16 @@ def is_held(lock: Path) -> bool:
         return True
 
 
+def regular_files(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The regular files at or below a path, each with what the disk says of it; what goes meanwhile is left out."""
+    below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    for file in (path, *below):
+        with suppress(FileNotFoundError):
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode):
+                yield file, status
+
+
 def size_and_time(path: Path) -> tuple[int, float]:
     """Bytes of the regular files at or below a path, and the newest Unix time (seconds) that one was written or read.
 
@@ -150,13 +165,9 @@ def size_and_time(path: Path) -> tuple[int, float]:
     """
     size = 0
     newest = 0.0
-    paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    for file in (path, *paths):
-        with suppress(FileNotFoundError):
-            status = file.lstat()
-            if stat.S_ISREG(status.st_mode):
-                size += status.st_size
-                newest = max(newest, status.st_mtime, status.st_atime)
+    for _, status in regular_files(path):
+        size += status.st_size
+        newest = max(newest, status.st_mtime, status.st_atime)
     with suppress(FileNotFoundError):
         newest = newest or path.lstat().st_mtime
     return size, newest
