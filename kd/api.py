@@ -155,8 +155,7 @@ def evaluate(
             thread runs one of these functions.
     """
     result = eval_command.run(_request(settings, words, run=run))
-    if result is None:
-        raise UserError("run: must be a run's folder, its URL, or what kd.train returned")
+    assert result is not None, "a run is named"
     return Figures(result.content, result.parts)
 
 
@@ -220,10 +219,8 @@ def predict(
     predicted = predictions(request, options)
     rows = list(predicted.rows(options.top))
     report_bad(predicted.bad)
-    parts = []
-    if predicted.opened.kind not in ("segmentation", "features"):
-        cells = [row_cells(row) for row in rows]
-        parts = [Table("", [*cells[0]], [[*row.values()] for row in cells])] if cells else []
+    cells = [row_cells(row) for row in rows]
+    parts = [Table("", [*cells[0]], [[*row.values()] for row in cells])] if cells else []
     return Figures({row.pop("file"): row for row in rows}, parts)
 
 

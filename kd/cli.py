@@ -81,6 +81,7 @@ class CtrlC:
         self.command = command
         self.pressed = False
         """Whether it was pressed while the command had no handler of its own."""
+        self._ends_process = False  # from then on Ctrl-C ends what is left of it
         self._hook = sys.unraisablehook
         of_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         self._is_handled = of_python and current_thread() is main_thread()
@@ -89,7 +90,12 @@ class CtrlC:
             sys.unraisablehook = self._again
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The handler while the command runs: notes that Ctrl-C was pressed, and raises a KeyboardInterrupt."""
+        """The handler: while the command runs it notes that Ctrl-C was pressed, and raises a KeyboardInterrupt; after the
+        command it ends the process without waiting for its threads and libraries.
+        """
+        if self._ends_process:
+            self.leave()
+            os._exit(INTERRUPTED)
         self.pressed = True
         raise KeyboardInterrupt
 
@@ -116,13 +122,10 @@ class CtrlC:
         if not self._is_handled:
             return
         sys.unraisablehook = self._hook
-        after = self._exit if whole_process else signal.default_int_handler
-        signal.signal(signal.SIGINT, after)
-
-    def _exit(self, number: int, frame: FrameType | None) -> None:
-        """The handler after the command: ends the process without waiting for its threads and libraries."""
-        self.leave()
-        os._exit(INTERRUPTED)
+        self._ends_process = whole_process
+        signal.signal(
+            signal.SIGINT, self._interrupt if whole_process else signal.default_int_handler
+        )
 
 
 def kd_main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,8 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from inspect import signature
 
@@ -52,21 +52,8 @@ def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> i
         return _status(command, argv, interrupted)
 
 
-@contextmanager
-def _as_interrupt(interrupted: Callable[[], bool]) -> Iterator[None]:
-    """Turns any error or exit from inside into a KeyboardInterrupt where Ctrl-C was pressed: Lightning turns one into an
-    exit, C code into an ImportError. Without Ctrl-C errors pass as they are.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if interrupted():
-            raise KeyboardInterrupt from error
-        raise
-
-
 def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
-    """Runs a command; the one place that turns errors into a line and an exit status.
+    """Runs a command; the one place that turns errors into a line and an exit status (:func:`_line_of`).
 
     Args:
         command: its name.
@@ -77,35 +64,56 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     other errors by each. Errors, but not stops, are also written where SageMaker reads them. With ``KD_TRACEBACK`` in the
     environment an error that nobody foresaw is raised instead.
 
-    Returns:
-        The command's own status; 0 for help that was asked for; 2 for a user's mistake, an error that nobody foresaw, a
-        cache folder that can't be written, or help that was not asked for (no arguments); 1 for a disk that can't be
-        written, or a failure that a RunError explains; 128 + the signal's number for work that a signal has stopped outside
-        of a run's folder.
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed, and a library has made another error of it (Lightning an exit, C code an
+            ImportError).
     """
     try:
-        with _as_interrupt(interrupted):
-            return _run(command, argv)
-    except UserError as error:
-        tell_failure(str(error))
-        line, status = str(error), 2
-        if trains_teacher():
-            line = with_outer_keys(line)
-        if not (is_rank_zero() or isinstance(error, UserErrorOfAll)):
-            return status
-    except Stopped as stop:
-        line, status = f"{stop}; run the same command again to resume", 128 + stop.signal_number
-    except RunError as error:  # without a run's folder: Ray's node, a loader's shared memory
-        line, status = reason(error), 1
-        tell_failure(line)
-    except Exception as error:  # a run's own failures are reported in its folder, once it has one
-        is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
-        if os.environ.get("KD_TRACEBACK") and not is_of_disk:
+        return _run(command, argv)
+    except (Exception, SystemExit) as error:
+        if interrupted():
+            raise KeyboardInterrupt from error
+        if isinstance(error, SystemExit):
             raise
-        tell_failure(plain(error))
-        line, status = _unforeseen(error), 1 if is_of_disk else 2
-    print(f"kd-{command}: {line}", file=sys.stderr)
-    return status
+        line, status = _line_of(error)
+        if status is None and os.environ.get("KD_TRACEBACK"):
+            raise
+        if not isinstance(error, Stopped):
+            tell_failure(line)
+        of_all = not isinstance(error, UserError) or isinstance(error, UserErrorOfAll)
+        if of_all or is_rank_zero():
+            print(f"kd-{command}: {line}", file=sys.stderr)
+        return 2 if status is None else status
+
+
+def _line_of(error: Exception) -> tuple[str, int | None]:
+    """What is printed of an error, and the exit status.
+
+    Returns:
+        The line; 2 for a user's mistake, 1 for a failure that a RunError explains, or a disk that can't be written, 128 +
+        the signal's number for work that a signal has stopped outside of a run's folder. None, which ends with 2, for an
+        error that nobody foresaw, among them a cache folder that can't be written.
+    """
+    what = plain(error)
+    if isinstance(error, UserError):
+        return with_outer_keys(str(error)) if trains_teacher() else str(error), 2
+    if isinstance(error, Stopped):
+        return f"{error}; run the same command again to resume", 128 + error.signal_number
+    if isinstance(error, RunError):  # without a run's folder: Ray's node, a loader's shared memory
+        return reason(error), 1
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return f"{error.filename or 'a file'} can't be written: {error.strerror}", 1
+    if is_about_cache(error):
+        why = f"kd's cache folder {cache_dir()} can't be written ({what})"
+        return f"KD_CACHE: {why}; KD_CACHE=DIR before the command names another", None
+    if "operator torchvision::" in str(error):
+        return (
+            f"torch and torchvision are of two builds: install both from one index ({what})",
+            None,
+        )
+    if isinstance(error, PermissionError):
+        return what, None
+    return f"{what} (KD_TRACEBACK=1 shows where)", None
 
 
 def _run(command: str, argv: Sequence[str]) -> int:
@@ -113,18 +121,20 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
     Args:
         command: its name; ``run`` of its file takes the request, and ``options`` of the class ``OPTIONS`` unless it reads
-            these itself. It returns the status, a result to print (with ``--json`` as data), or None where only its help, or
-            how it is called, can be shown.
+            these itself. It returns the status, a result to print (with ``--json`` as data), or None where the command line
+            lacks what it needs. For ``--help`` it is not called.
         argv: its arguments.
     """
     module = import_module(f"kd.commands.{command}")
     request = translate(argv, getattr(module, "FLAGS", ()), command)
     as_json = "json" in request.flags
+    asked = "help" in request.flags
+    outcome = None
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        given: list[object] = [request]
-        if "options" in signature(module.run).parameters:
-            given.append(read_options(module.OPTIONS, request))
-        outcome = None if None in given else module.run(*given)
+        if "options" not in signature(module.run).parameters:
+            outcome = None if asked else module.run(request)
+        elif options := read_options(module.OPTIONS, request):
+            outcome = module.run(request, options)
     if isinstance(outcome, int):
         return outcome
     if outcome is not None:
@@ -132,35 +142,13 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
         print_result(outcome, as_json)
         return 0
-    asked = "help" in request.flags
     if argv and not asked:
         raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
-    text = module.usage() if hasattr(module, "usage") else module.HELP
+    text = module.usage(request) if hasattr(module, "usage") else module.HELP
     if hasattr(module, "OPTIONS"):
         text = text.replace("{options}\n", options_help(module.OPTIONS))
     print(f"kd-{command}: {COMMANDS[command]}\n\n{text}", end="")
     return 0 if asked else 2
-
-
-def _unforeseen(error: Exception) -> str:
-    """The line about an error that is no UserError: of a disk, of the cache folder, of mismatched builds of torch and
-    torchvision, of permissions, or another unexpected one.
-    """
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return f"{error.filename or 'a file'} can't be written: {error.strerror}"
-    if is_about_cache(error):
-        folder = cache_dir()
-        return (
-            f"KD_CACHE: kd's cache folder {folder} can't be written ({plain(error)}); "
-            "KD_CACHE=DIR before the command names another"
-        )
-    if "operator torchvision::" in str(error):
-        return (
-            f"torch and torchvision are of two builds: install both from one index ({plain(error)})"
-        )
-    if isinstance(error, PermissionError):
-        return plain(error)
-    return f"{plain(error)} (KD_TRACEBACK=1 shows where)"
 
 
 def _usage(help_text: str) -> str:

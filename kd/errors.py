@@ -53,18 +53,18 @@ TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout")
 KILLED_WORKER = re.compile(
     r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)"
 )
-ONE_PICTURE = (
-    "data.batch_size: must be >= 2 in each process for a student with BatchNorm, which has no variance of a single "
-    "picture whose map is one pixel"
-)
-TOO_OLD = (
-    "trainer.accelerator: this torch has no code for the machine's GPU; a newer GPU, a torch that was built for this one, "
-    "or trainer.accelerator=cpu"
-)
 NO_SHARED_MEMORY = (
     "data.num_workers: no shared memory is left for the loader processes' batches (/dev/shm); data.num_workers=0 does "
     "without, or give the machine more (docker run --shm-size=8g)"
 )
+KNOWN = {
+    "Expected more than 1 value per channel when training": "data.batch_size: must be >= 2 in each process for a student "
+    "with BatchNorm, which has no variance of a single picture whose map is one pixel",
+    "no kernel image is available": "trainer.accelerator: this torch has no code for the machine's GPU; a newer GPU, a "
+    "torch that was built for this one, or trainer.accelerator=cpu",
+    "is killed by signal: Bus error": NO_SHARED_MEMORY,
+}
+"""What libraries say of a failure -> its key, and what to do."""
 
 
 NEARLY = 0.85
@@ -128,13 +128,12 @@ def first_line(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 
-    The first of these that fits: a RunError's or UserError's own line, also from a loader worker; a batch of one picture
-    under BatchNorm (:data:`ONE_PICTURE`); a GPU without code (:data:`TOO_OLD`); a loader worker that found no shared memory
-    (:data:`NO_SHARED_MEMORY`), was killed or is gone; a lost connection; the class and text of an error in a loader worker;
-    else :func:`plain`.
+    The first of these that fits: a RunError's or UserError's own line, also from a loader worker; one of :data:`KNOWN`; a
+    loader worker that was killed or is gone; a lost connection; the class and text of an error in a loader worker; else
+    :func:`plain`.
 
     Args:
-        error: what ended the run. For the batch of one picture and a worker's end its :func:`causes` are searched too.
+        error: what ended the run. For :data:`KNOWN` and a worker's end its :func:`causes` are searched too.
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
@@ -143,15 +142,11 @@ def reason(error: BaseException) -> str:
         first = re.sub(r"^kd\.errors\.\w+: ", "", lines[-1])
     if isinstance(error, RunError | UserError):
         return first
-    all_causes = list(causes(error))
-    for cause in all_causes:
-        if "Expected more than 1 value per channel when training" in str(cause):
-            return ONE_PICTURE
-        if "no kernel image is available" in str(cause):
-            return TOO_OLD
+    said = "\n".join(map(str, causes(error)))
+    for words, line in KNOWN.items():
+        if words in said:
+            return line
     end = end_of_a_worker(error)
-    if "Bus error" in end:
-        return NO_SHARED_MEMORY
     if end:
         return f"a loader worker {end} (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
@@ -170,14 +165,10 @@ def end_of_a_worker(error: BaseException) -> str:
     Args:
         error: what ended the run; its :func:`causes` are searched too.
     """
-    all_causes = list(causes(error))
-    for cause in all_causes:
-        killed = KILLED_WORKER.search(str(cause))
-        if killed is not None:
-            return killed[1].replace("is killed", "was killed")
-    if any(_is_of_a_workers_pipe(cause) for cause in all_causes):
-        return "exited unexpectedly"
-    return ""
+    killed = KILLED_WORKER.search("\n".join(map(str, causes(error))))
+    if killed is not None:
+        return killed[1].replace("is killed", "was killed")
+    return "exited unexpectedly" if any(map(_is_of_a_workers_pipe, causes(error))) else ""
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
@@ -189,9 +180,8 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
     """
     if not isinstance(error, EOFError | ConnectionError | FileNotFoundError):
         return False
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)
-    return loads and any("/multiprocessing/" in file for file in files)
+    shown = "".join(traceback.format_tb(error.__traceback__))
+    return "torch/utils/data/dataloader.py" in shown and "/multiprocessing/" in shown
 
 
 def plain(error: BaseException) -> str:
@@ -221,14 +211,12 @@ def raised_from(error: BaseException, line: str) -> str:
         line: what is shown already; a cause whose text is in it is left out.
     """
     shown = ""
+    cause = error.__cause__
     for _ in range(3):
-        cause = error.__cause__
-        if cause is None:
-            break
-        text = " ".join(str(cause).split())[:160]
+        text = " ".join(str(cause or "").split())[:160]
         if text and text not in line + shown:
             shown += f" (from {type(cause).__name__}: {text})"
-        error = cause
+        cause = cause and cause.__cause__
     return shown
 
 

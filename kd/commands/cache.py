@@ -1,13 +1,14 @@
 """``kd-cache``: computes the teacher's answers ahead, or stores those of a file or an address."""
 
+import re
 from pathlib import Path
 
 from kd.errors import UserError
 from kd.run.needs import check_present
-from kd.run.options import CommandOptions, names_of, options_of, refuse_others, refuse_words, take
+from kd.run.options import CommandOptions, names_of, options_of, refuse_words, take, take_options
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.settings import AskSettings, teachers_in
+from kd.settings import AskSettings
 
 HELP = """\
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
@@ -19,7 +20,7 @@ HELP = """\
   model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
   model.teacher.cache_dir=DIR   where; default: a folder in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
-  out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
+{options}
   from=FILE                     stores the answers in a .csv, .parquet or .safetensors, of any program
   from=http://HOST:PORT         asks a server of KServe v2, or a chat endpoint (https://HOST/v1/chat/completions), for them
   from.views=4 from.rate=N from.budget=N from.price=N from.retries=8 from.timeout_s=60 from.batch=16 from.output=logits
@@ -32,69 +33,58 @@ the rest.
 FLAGS = ("--describe",)
 """Options that take no value."""
 
-ENDINGS = (".csv", ".parquet", ".safetensors")
-"""Of files of answers."""
+
+class CacheOptions(CommandOptions):
+    """What ``kd-cache`` is given beside the settings of a run."""
+
+    OTHERS = "run"
+    out: str | None = None
+    """FOLDER_OR_URL: writes them beside a pack as well (kd-pack), for any number of machines."""
 
 
 class FromOptions(AskSettings, CommandOptions):
     """What stands after ``from.``."""
 
 
+OPTIONS = CacheOptions
+
+
 def run(request: Request) -> int | None:
-    """Fills the caches of a recipe's teachers, or with ``--describe`` says what a folder of caches holds.
-
-    Returns:
-        The exit status, 1 where a described cache does not fit the recipe that was given; None to show the help.
-
-    Raises:
-        UserError: a mistake in the command line or the settings.
-    """
-    describing = "describe" in request.flags
-    if "help" in request.flags or not (request.recipe or describing):
-        return None
-    if describing and len(request.rest) != 1:
-        raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
-    if describing:
-        return _describe(request)
-    refuse_words(request)
-    return _fill(request)
-
-
-def _fill(request: Request) -> int:
-    """Fills the caches of the recipe's teachers; ``out=`` also writes them beside a packed data set.
+    """Fills the caches of a recipe's teachers, or with ``--describe`` says what a folder of caches holds; ``out=`` also
+    writes them beside a packed data set.
 
     What is stored already is not computed again. On several processes, those of ``trainer.devices``, each takes a share.
 
     Returns:
-        The exit status.
+        The exit status, 1 where a described cache does not fit the recipe that was given; None without either.
 
     Raises:
-        UserError: a mistake in the settings, an empty ``out=``, or a recipe without answers to store.
+        UserError: a mistake in the command line or the settings, or a recipe without answers to store.
     """
-    own = take(request, "out", "from", *(f"from.{name}" for name in names_of(FromOptions)))
-    out = own.pop("out", None)
-    if out is not None:
-        place = out.rstrip("/")
-        if not place:
-            raise UserError(f"out: must name a folder or a URL, got '{out}'")
-        out = place
-    if own:
-        return _fill_from(request, own, out)
-    run = Run.of(request)
-    _build(run)
+    if "describe" in request.flags:
+        return _describe(request)
+    if not request.recipe:
+        return None
+    refuse_words(request)
+    out = take_options(CacheOptions, request).out
+    place = None if out is None else out.rstrip("/")
+    asked = take(request, "from", *(f"from.{name}" for name in names_of(FromOptions)))
+    if asked:
+        return _fill_from(request, asked, place)
+    run = _built(request)
     from kd.run.fill import fill
 
-    fill(run.module, run.data, run.trainer, out)
+    fill(run.module, run.data, run.trainer, place)
     return 0
 
 
-def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
+def _fill_from(request: Request, asked: dict[str, str], out: str | None) -> int:
     """Stores the answers of a file or an address to the recipe's pictures; its own teacher is not built.
 
     Args:
         request: the recipe and the data's settings.
-        own: ``from`` and its settings.
-        out: as of :func:`_fill`.
+        asked: ``from`` and its settings.
+        out: folder or URL of a packed data set; None: this machine's cache alone.
 
     Returns:
         The exit status.
@@ -102,26 +92,21 @@ def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
     Raises:
         UserError: a mistake in the settings, or as of :func:`kd.run.fill_from.fill_from`.
     """
-    place = own.pop("from", "")
-    texts = {key.removeprefix("from."): text for key, text in own.items()}
+    place = asked.pop("from", "")
     settings = None
     if place.startswith(("http://", "https://")):
+        texts = {key.removeprefix("from."): text for key, text in asked.items()}
         try:
             settings = options_of(FromOptions, texts)
         except UserError as error:
             raise UserError(f"from.{error}") from error
-    elif not place.endswith(ENDINGS):
-        raise UserError(
-            f"from: must be an address (http://...) or a file ({', '.join(ENDINGS)}), got '{place}'"
-        )
     elif not Path(place).is_file():
-        raise UserError(f"from: file {place} not found")
-    elif own:
-        raise UserError(f"{next(iter(own))}: is of an address, and {place} is a file")
+        raise UserError(f"from: file {place} not found; an address begins with http:// or https://")
+    elif asked:
+        raise UserError(f"{next(iter(asked))}: is of an address, and {place} is a file")
     run = Run.of(request)
-    for item in request.overrides:
-        key, _, _ = item.partition("=")
-        if key.startswith("model.teacher") and key.rpartition(".")[2].startswith("cache"):
+    for key in (item.partition("=")[0] for item in request.overrides):
+        if re.fullmatch(r"model\.teacher.*\.cache\w*", key):
             raise UserError(
                 f"{key}: has no effect with from=, which stores all logits (from.views=N)"
             )
@@ -146,28 +131,24 @@ def _describe(request: Request) -> int:
     Raises:
         UserError: no cache there, a recipe without a teacher, or settings without a recipe, which would change nothing.
     """
+    if len(request.rest) != 1:
+        raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
+    if not request.recipe and (request.overrides or request.overlays):
+        raise UserError("--describe: takes settings with a recipe alone (recipe=NAME)")
     import torch
 
     from kd.teachers import dtype_for
     from kd.teachers.inspect_cache import compare_with_recipe, held_in
 
-    if not request.recipe:
-        refuse_others(request, ["recipe"], of_data=False)
-        if request.overlays:
-            raise UserError(f"config: {request.overlays[0]} changes a recipe, and none is given")
     caches = held_in(request.rest[0])
     for cache in caches:
         print(*cache.lines(), sep="\n", flush=True)
     if not request.recipe:
         return 0
-    run = Run.of(request)
-    if not teachers_in(run.config["model"]):
-        raise UserError(
-            f"model.teacher: the recipe has none; model.teacher.answers={request.rest[0]} reads stored answers"
-        )
-    _build(run)
+    run = _built(request)
     teacher = run.module.teacher
-    assert teacher is not None
+    if teacher is None:
+        raise UserError("model.teacher: the recipe has none")
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
     fits, lines = compare_with_recipe(
@@ -177,14 +158,16 @@ def _describe(request: Request) -> int:
     return 0 if fits else 1
 
 
-def _build(run: Run) -> None:
-    """Builds a run, with its teachers trained first where they have no weights.
+def _built(request: Request) -> Run:
+    """The run of a command line, built, with its teachers trained first where they have no weights.
 
     This run gets no folder, and nothing trains its student.
     """
+    run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.run.build import build
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
     build(run)
+    return run

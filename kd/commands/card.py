@@ -1,9 +1,9 @@
 """``kd-card``: a model card of a finished run. Needs no torch."""
 
-import sys
 from pathlib import Path
 
-from kd.errors import UserError, plain
+from kd.errors import UserError
+from kd.report.tables import Result
 from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.storage.of_weights import export_at, on_stderr
@@ -36,52 +36,37 @@ class CardOptions(CommandOptions):
 OPTIONS = CardOptions
 
 
-def run(request: Request, options: CardOptions) -> int:
-    """Writes the model card of a finished run, and prints the files; returns the exit status.
+def run(request: Request, options: CardOptions) -> Result:
+    """Writes the model card of a finished run; the result names the files.
 
     Licences that were not given are named on stderr; the card says that they are not stated.
 
     Raises:
-        UserError: no finished run, a key that a card does not take, a folder of ``out=`` that does not exist, or files of
-            the run that hold other values than a run records.
+        UserError: no finished run, a key that a card does not take, or a folder of ``out=`` that does not exist.
     """
     from kd.report.card import card
     from kd.report.records import read_run
 
-    licences = {
-        name: getattr(options, name) for name in ("license", "teacher_license", "data_license")
-    }
+    names = ("license", "teacher_license", "data_license")
+    licences = {name: getattr(options, name) for name in names}
     folder = finished_at(request.rest[0], "summary.json")
-    if options.out is not None:
-        files = [options.out]
-    else:
-        files = [folder / "README.md"]
-        hub = export_at(folder, "hub", on_stderr)
-        if hub is not None:
-            files.append(hub / "README.md")
+    files = [options.out or folder / "README.md"]
+    hub = export_at(folder, "hub", on_stderr)
+    if options.out is None and hub is not None:
+        files.append(hub / "README.md")
     parent = files[0].resolve().parent
     if not parent.is_dir():
         raise UserError(f"out: folder {parent} not found")
     missing = [f"{name}=" for name, given in licences.items() if given is None]
     if missing:
-        print(
-            f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated",
-            file=sys.stderr,
+        on_stderr(
+            f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated"
         )
-    try:
-        run = read_run(folder)
-        known = len(run.notes)
-        text = card(run, *licences.values())
-    except UserError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # a run from elsewhere may hold a text in the place of a number
-        raise UserError(
-            f"{folder}: its files hold values that no run has recorded: {plain(error)}"
-        ) from error
+    run = read_run(folder)
+    known = len(run.notes)
+    text = card(run, *licences.values())
     for note in dict.fromkeys(run.notes[known:]):
-        print(f"kd-card: {note}", file=sys.stderr)
+        on_stderr(f"kd-card: {note}")
     for file in files:
         write_text(file, text)
-        print(f"written to {file}")
-    return 0
+    return Result(licences, files=files)

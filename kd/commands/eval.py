@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.report.tables import Result
-from kd.run.eval_options import EvalOptions, needs_one_class, no_teacher
+from kd.run.eval_options import EvalOptions, no_teacher
 from kd.run.needs import check_models
 from kd.run.options import take_options
 from kd.run.request import Request
@@ -68,13 +68,13 @@ def run(request: Request) -> Result | None:
         request: its ``rest`` names the models; loses the command's own keys.
 
     Returns:
-        The figures of each model, the files and what else is to be printed; None to show the help.
+        The figures of each model, the files and what else is to be printed; None without a model.
 
     Raises:
         UserError: no finished run or weights file, a key that an evaluation does not take, or pictures that can't be
             measured on or can't prove what is asked.
     """
-    if "help" in request.flags or not request.rest:
+    if not request.rest:
         return None
     options = _options(request)
     from kd.run.measure import evaluate_models, evaluate_pays
@@ -111,35 +111,11 @@ def _options(request: Request) -> EvalOptions:
         if None not in runs:
             why = "is for a weights file; a run's folder has it in its config.yaml"
             raise UserError(f"{_group_of(item)}: {why}")
-    if options.classifier_key:
-        _check_classes(runs, options.classifier_key)
+    key = options.classifier_key
+    if len(runs) > 1 and key in ("disputed", "cascade"):
+        raise UserError(f"{key}: takes one run, or one weights file, got {len(runs)}")
     _check_pictures(request, runs, options)
     return options
-
-
-def _check_classes(runs: Sequence[Path | None], key: str) -> None:
-    """Refuses what needs a classifier for other students, and what needs one class a picture for several models and other
-    tasks.
-
-    Weights files, and students of the user's own task, pass: torch is needed to tell.
-
-    Args:
-        runs: of the models of the command line; None: a weights file.
-        key: the option: ``disputed``, ``cascade`` or ``margin``.
-
-    Raises:
-        UserError: names the option.
-    """
-    from kd.ship.predict_words import answers_of
-
-    if len(runs) > 1 and key != "margin":
-        raise UserError(f"{key}: takes one run, or one weights file, got {len(runs)}")
-    for run in filter(None, runs):
-        kind = answers_of(run / "student.safetensors")
-        if kind == "features":
-            raise UserError(f"{key}: needs a classifier, and a student has none")
-        if key != "margin" and kind not in (None, "classification"):
-            raise needs_one_class(key)
 
 
 def _check_pictures(request: Request, runs: Sequence[Path | None], options: EvalOptions) -> None:

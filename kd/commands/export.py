@@ -49,8 +49,8 @@ FLAGS = ("--json",)
 """Options that take no value."""
 
 
-def usage() -> str:
-    """The help of ``kd-export``, with a line for each format; :mod:`kd.cli` prints it in place of ``HELP``."""
+def usage(_request: Request) -> str:
+    """The help of ``kd-export``, with a line for each format; :mod:`kd.command_line` prints it in place of ``HELP``."""
     from kd.ship.export.base import about_formats
 
     lines = [f"  {f'to={name}':<17} {about}\n" for name, about in about_formats().items()]
@@ -68,11 +68,10 @@ def run(request: Request, options: ExportOptions) -> Result:
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
     """
-    from kd.ship.export.base import find_format, refuse_foreign_format
+    from kd.ship.export.base import find_format
 
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
-    refuse_foreign_format(options.to)
     folder = finished_at(request.rest[0], "config.yaml")
     request.rest = [str(folder)]  # fetched once
     _check_bound(student_metadata_in(folder / "student.safetensors").gives_features, options)

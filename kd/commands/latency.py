@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from kd.config.kinds import Range
@@ -69,22 +68,21 @@ def run(request: Request, options: LatencyOptions) -> Result:
     # ascending: the peak of memory is that of the batches so far
     batches = sorted({*options.batch})
     threads = sorted({*(options.threads or (1, cores()))})
-    request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
+    folder = finished_at(request.rest[0], "config.yaml")
     trusted = "trust" in request.flags
-    folder = Path(request.rest[0])
     runtimes = runtimes_of(folder, options.runtime, lambda file: trusted or made_here(file))
-    opened = open_run(request.rest[0], request)
+    opened = open_run(str(folder), request)
     from kd.ship.latency import measure_latency
 
-    open_again = partial(open_run, request.rest[0], request)  # in each model's process
+    open_again = partial(open_run, str(folder), request)  # in each model's process
     latencies = measure_latency(opened, open_again, runtimes, batches, threads, options.seconds)
-    file = write_of_weights(opened.folder, LATENCY, latencies)
+    file = write_of_weights(folder, LATENCY, latencies)
     table = replace(latency_table(latencies), note=unsteady(latencies["rows"]))
-    write_parts(opened.folder, "latency", [table])
+    write_parts(folder, "latency", [table])
     result = Result(latencies, [table], files=[file])
-    page = opened.folder / "report.html"
+    page = folder / "report.html"
     if page.is_file():
-        write_report(Explained(read_run(opened.folder)), page)
+        write_report(Explained(read_run(folder)), page)
         result.files.append(page)
     return result
 

@@ -34,19 +34,17 @@ OPTIONS = JobOptions
 FLAGS = ("--dry-run", "--delete")
 """Options that take no value."""
 
-CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
-
 
 def run(request: Request) -> int | None:
     """Sends a run to a place, or follows one that was sent; ``--dry-run`` shows what would be sent.
 
     Returns:
-        The exit status: of :meth:`kd.fleet.jobs.target.Target.wait`, else 0; None to show the help.
+        The exit status: of :meth:`kd.fleet.jobs.target.Target.wait`, else 0; None without a place.
 
     Raises:
         UserError: an unknown place, a wrong key, or a refusal of the place.
     """
-    if "help" in request.flags or not request.rest:
+    if not request.rest:
         return None
     place = request.rest.pop(0)
     if place == "endpoint":
@@ -93,9 +91,10 @@ def _local_paths(job: Job, target: Target) -> list[str]:
     """
     if target.shares_disk:
         return []
-    remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
-    if "channel" in names_of(target.options):
-        remedy += CHANNEL
+    remedy = (
+        "give a URL (s3://BUCKET/FOLDER; for sagemaker channel.NAME=URL makes channel:NAME one), or its place on the "
+        "job's machines"
+    )
     return [f"kd-launch: {item} is on this machine alone: {remedy}" for item in job.local_paths]
 
 
@@ -117,8 +116,8 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
         print(text, end="")
 
 
-def usage() -> str:
-    """The help of ``kd-launch``, with the options of each place; :mod:`kd.cli` prints it in place of ``HELP``."""
+def usage(_request: Request) -> str:
+    """The help of ``kd-launch``, with the options of each place; :mod:`kd.command_line` prints it in place of ``HELP``."""
     from kd.fleet.endpoint import EndpointOptions
 
     text = HELP

@@ -33,7 +33,7 @@ def run(request: Request, options: PackOptions) -> int | None:
     Without one no picture is held out here: what trains on the pack does that.
 
     Returns:
-        The exit status; None to show the help.
+        The exit status; None without ``out=``.
 
     Raises:
         UserError: a mistake in the command line or the settings, or a place that can't be written.

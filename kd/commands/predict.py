@@ -1,20 +1,18 @@
 """``kd-predict``: a run's student on pictures. Heavy imports wait until there is something to predict."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kd.config.kinds import Range
-from kd.errors import UserError
 from kd.machine import choose_device
 from kd.run.open import open_run
 from kd.run.options import CommandOptions
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.storage.objects import is_url
-from kd.storage.run_urls import finished_at, run_at
+from kd.storage.run_urls import finished_at
 from kd.storage.shown import on_terminal
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ class PredictOptions(CommandOptions):
     """What ``kd-predict`` is given."""
 
     OTHERS = "data"
-    WORDS = (1, sys.maxsize)
+    WORDS = (2, sys.maxsize)
     out: Path | None = None
     """Labels: FILE.csv or FILE.jsonl (default: a line a picture on the terminal); masks: a folder, of class ids
     (PICTURE.ids.png) and colours (PICTURE.colours.png); of a student without a classifier: FILE.npz with its features and
@@ -89,7 +87,6 @@ def predictions(request: Request, options: PredictOptions) -> "Predictions":
     Raises:
         UserError: no finished run, no pictures, or a wrong key.
     """
-    _check_both(request.rest)
     request.rest[0] = str(finished_at(request.rest[0], "config.yaml"))  # fetched once
     from kd.ship.predict_words import answers_of, check_out, find_pictures
 
@@ -105,23 +102,3 @@ def predictions(request: Request, options: PredictOptions) -> "Predictions":
     if known_answers is None:
         check_out(opened.kind, options.out)
     return Predictions(opened, files, choose_device(options.device))
-
-
-def _check_both(words: Sequence[str]) -> None:
-    """Refuses a command line of one word: it lacks the run, or the pictures.
-
-    Args:
-        words: of the command line, one at least.
-
-    Raises:
-        UserError: names what is missing.
-    """
-    if len(words) > 1:
-        return
-    (word,) = words
-    is_pictures = not is_url(word) and not (run_at(word) / "student.safetensors").is_file()
-    if is_pictures and Path(word).exists():
-        raise UserError(
-            f"no run given before the pictures: kd-predict RUN_FOLDER {word} (kd-runs lists the runs)"
-        )
-    raise UserError(f"no pictures given: kd-predict {word} PICTURES...")

@@ -68,14 +68,14 @@ def run(request: Request) -> Result | int | None:
     The page goes into the run's folder, of several into the last one's; ``--open`` shows it in a browser.
 
     Returns:
-        What the page shows first; the exit status of ``--set``; None to show the help.
+        What the page shows first; the exit status of ``--set``; None without a run.
 
     Raises:
         UserError: no run's folder, a wrong word, or a page that can't be written.
     """
     from kd.report.rules import Explained
 
-    if "help" in request.flags or not request.rest:
+    if not request.rest:
         return None
     if "set" in request.flags:
         return _set(request)

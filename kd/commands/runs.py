@@ -109,8 +109,8 @@ def _described(folder: Path) -> dict[str, Any]:
     Returns:
         ``run`` (RECIPE/NAME), ``folder``, ``status``, ``metric`` (that by which its best epoch was chosen), the value in it
         of the ``student`` (the best, else the newest) and of the ``teacher``, ``images_per_s`` and ``verdict`` (what limits
-        it), each None where the summary lacks it; ``limit``, the verdict up
-        to its colon; ``changed`` (Unix time of its newest file but :data:`PAGES`), ``bytes`` of its files, and
+        it), each None where the summary lacks it; ``limit``, the verdict up to its colon, "" of a sentence ("no steps were
+        recorded"); ``changed`` (Unix time of its newest file but :data:`PAGES`), ``bytes`` of its files, and
         ``safe_to_delete``: it is a run of kd's without weights that no process trains, however new it is.
     """
     files = dict(regular_files(folder))
@@ -127,6 +127,7 @@ def _described(folder: Path) -> dict[str, Any]:
     student = mapping_in(summary, "student")
     teacher = mapping_in(summary, "teacher")
     verdict = str(mapping_in(summary, "verdict").get("text", ""))
+    limit, _, _ = verdict.partition(":")
     return {
         "run": f"{folder.parent.name}/{folder.name}",
         "folder": str(folder),
@@ -136,7 +137,7 @@ def _described(folder: Path) -> dict[str, Any]:
         "student": _number(mapping_in(student, "best_val") or mapping_in(student, "val"), metric),
         "images_per_s": _number(summary, "images_per_s"),
         "verdict": verdict or None,
-        "limit": verdict.split(":")[0],
+        "limit": limit if len(limit) <= 24 else "",
         "changed": max(times, default=folder.stat().st_mtime),
         "bytes": sum(status.st_size for status in files.values()),
         "safe_to_delete": is_of_kd and not has_weights and not training,
@@ -163,8 +164,7 @@ def _table_of_runs(rows: list[dict[str, Any]]) -> Table:
                 format_metric(metric, row["teacher"]),
                 format_metric(metric, row["student"]),
                 row["images_per_s"],
-                # a longer one is a sentence: "no steps were recorded", for example
-                row["limit"] if len(row["limit"]) <= 24 else "",
+                row["limit"],
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])),
                 row["bytes"] / 1e6,
                 (f"in {left} d" if left else "now") if row["safe_to_delete"] else "",

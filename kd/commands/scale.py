@@ -1,6 +1,5 @@
 """``kd-scale``: how a recipe scales, measured here and predicted for more processes."""
 
-import sys
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -107,17 +106,15 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> Result:
         run = plan.run(case)
         print(f"{case.name}: {reading(case, run)['step_ms']:.1f} ms a step", flush=True)
         measured.append((case, run))
-    most = plan.processes[-1]
-    header = next(iter(measured[0][1].headers.values()), {})
-    if header.get("device") == "cpu" and most > cores():
-        print(
-            f"kd-scale: {most} processes share {cores()} cores: each has less than a core",
-            file=sys.stderr,
-        )
     scale = content(config["recipe"], measured, wanted)
     file = plan.folder / "scale.json"
     write_json(file, scale)
-    return Result(scale, tables(scale), files=[file])
+    result = Result(scale, tables(scale), files=[file])
+    most = plan.processes[-1]
+    header = next(iter(measured[0][1].headers.values()), {})
+    if header.get("device") == "cpu" and most > cores():
+        result.notes = [f"{most} processes share {cores()} cores: each has less than a core"]
+    return result
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:

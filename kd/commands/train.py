@@ -17,12 +17,9 @@ from kd.run.paths import SETTINGS, files_listed, list_of_kind, names
 from kd.run.place import check_start, finished_before, place_of, resumed_by
 from kd.run.request import Request, merge
 from kd.run.run import Run
-from kd.settings import teachers_in
 from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
 
-ASKS = frozenset(["help", "keys", "list", "version"])
-"""Flags that ask for something else than a run."""
 OTHER_COMMANDS = {
     "validate": "kd-eval RUN_FOLDER",
     "test": "kd-eval RUN_FOLDER split=test",
@@ -75,7 +72,7 @@ def run(request: Request) -> int | None:
     also serves (the word "serve"), and on machines of a job that prepare data it does that.
 
     Returns:
-        The exit status; None to show the help.
+        The exit status; None where neither a recipe nor a run is named.
 
     Raises:
         UserError: a mistake in the command line or the settings.
@@ -87,17 +84,17 @@ def run(request: Request) -> int | None:
 
             to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
             return serve.run(to_serve, take_options(serve.OPTIONS, to_serve))
+    information = _information(request)
+    if information:
+        print(information, end="")
+        return 0
     container = sagemaker.container()
     if container:
         _take_over(container, request)
     _as_lightning_cli(request)
     if request.rest:
         raise _unknown_word(request.rest[0])
-    information = _information(request)
-    if information:
-        print(information, end="")
-        return 0
-    if "help" in request.flags or not (request.recipe or request.resume):
+    if not (request.recipe or request.resume):
         return None
     if "print_config" in request.flags:
         _join_cluster(request)
@@ -145,21 +142,20 @@ def to_train(request: Request) -> Run:
         UserError: a mistake in the settings, or something that they name and is not there.
     """
     cluster = _join_cluster(request)
-    machines = request.value_of("trainer.num_nodes") or ""
-    together = machines.isdecimal() and int(machines) > 1
-    together = together or (cluster is not None and cluster.num_nodes > 1)
+    machines = request.value_of("trainer.num_nodes") or request.cluster.get("trainer.num_nodes", 1)
+    together = str(machines) != "1"
     resumed = resumed_by(request, together)
     run = Run.of(request)
     request.check_read(run.config)
     check_needs(run.config)
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
-    if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
+    job = cluster.job if cluster else None
+    if not by_url and sagemaker.container():  # a later job of SageMaker's may get its folder
+        job = "checkpoints"
+    elif not by_url and resumed:  # a store may lack some of it
         run.finished = finished_before(resumed.folder, run.config["trainer"])
         if run.finished:
             return run
-    job = cluster.job if cluster else None
-    if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
-        job = "checkpoints"
     run.place = place_of(run.config, resumed, job, request.named(), together)
     if run.place.folder:
         check_start(run.place.folder, run.config)
@@ -171,10 +167,7 @@ def to_train(request: Request) -> Run:
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)
-        parts = "torch and pictures"
-        if teachers_in(run.config["model"]):
-            parts = "torch, pictures and teacher"
-        print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
+        print(f"{run.config['recipe']}: loading torch, pictures and models ...", flush=True)
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
@@ -201,8 +194,6 @@ def _take_over(container: sagemaker.Container, request: Request) -> None:
     request.overlays = [sagemaker.channel_folder(name) for name in request.overlays]
     if request.recipe:
         request.recipe = sagemaker.channel_folder(request.recipe)
-    else:
-        request.recipe = None
     if request.value_of("runs_dir") is None:
         request.overrides.append(f"runs_dir={container.runs_dir}")
 
@@ -241,13 +232,11 @@ def end_again(run: Run) -> None:
         UserError: as of :func:`kd.run.labels_alone.compare_with_labels_alone`.
     """
     assert run.finished is not None
-    if not is_rank_zero():
-        return
-    if run.config["labels_alone"]:
+    if is_rank_zero() and run.config["labels_alone"]:
         from kd.run.labels_alone import compare_with_labels_alone
 
         compare_with_labels_alone(run, run.finished.folder)
-    else:
+    elif is_rank_zero():
         print(run.finished.message, flush=True)
 
 
@@ -259,7 +248,7 @@ def _as_lightning_cli(request: Request) -> None:
     """
     if request.rest[:1] == ["fit"]:
         del request.rest[0]
-    if request.recipe or request.resume or not request.overlays or request.flags & ASKS:
+    if request.recipe or request.resume or not request.overlays:
         return
     if not request.overlays[0].endswith(SETTINGS):
         raise UserError(
@@ -270,40 +259,46 @@ def _as_lightning_cli(request: Request) -> None:
 
 def _unknown_word(word: str) -> UserError:
     """The message for a word that is neither a setting nor a flag: it may be a recipe's or overlay's name alone."""
-    recipes = names("recipes")
-    if word in OTHER_COMMANDS:
-        hint = f"did you mean '{OTHER_COMMANDS[word]}'?"
-    elif word in recipes:
-        hint = f"did you mean 'recipe={word}'?"
-    elif word in names("configs"):
-        hint = f"did you mean 'config={word}'?"
-    else:
-        hint = f"recipes recipe=NAME ({', '.join(recipes)})"
+    meant = {
+        **{name: f"config={name}" for name in names("configs")},
+        **{name: f"recipe={name}" for name in names("recipes")},
+        **OTHER_COMMANDS,
+    }
+    hint = f"recipes recipe=NAME ({', '.join(names('recipes'))})"
+    if word in meant:
+        hint = f"did you mean '{meant[word]}'?"
     return UserError(f"what is '{word}'? Settings are key=value, {hint}")
 
 
 def _information(request: Request) -> str:
-    """The text that ``--version``, ``--list``, ``--keys`` or ``--help GROUP`` prints; "" without such a flag.
+    """The text that ``--version``, ``--list`` or ``--keys`` prints; "" without such a flag.
 
-    ``request.about`` is what follows the flag: what to list, a part of keys' names, a group of settings; "": all.
+    ``request.about`` is what follows the flag: what to list, or a part of keys' names; "": all.
     """
-    about = request.about
     if "version" in request.flags:
         import kd
 
         return f"kd {kd.__version__}\n"
     if "list" in request.flags:
-        return list_of_kind(about)
+        return list_of_kind(request.about)
     if "keys" in request.flags:
-        return keys.keys_listed({**keys.schema(), **request.class_keys()}, about)
+        return _keys(request, request.about)
+    return ""
+
+
+def usage(request: Request) -> str:
+    """The help of ``kd-train``, with the recipes, or the settings of a group or class that ``--help`` names;
+    :mod:`kd.command_line` prints it in place of ``HELP``.
+    """
+    about = request.about
     if not about:
-        return ""
+        return HELP.format(recipes=files_listed("recipes", "recipe="))
     for one in classes():
         if about in one.names:
             return keys.keys_listed(dict(one.arguments), "")
-    return keys.keys_listed({**keys.schema(), **request.class_keys()}, f"{about}.")
+    return _keys(request, f"{about}.")
 
 
-def usage() -> str:
-    """The help of ``kd-train``, with the recipes; :mod:`kd.command_line` prints it in place of ``HELP``."""
-    return HELP.format(recipes=files_listed("recipes", "recipe="))
+def _keys(request: Request, part: str) -> str:
+    """The settings with a part in their names, and those of the classes that the command line names."""
+    return keys.keys_listed({**keys.schema(), **request.class_keys()}, part)

@@ -27,12 +27,12 @@ def run(request: Request) -> int | None:
     """Searches, and with ``confirm=`` trains the winner again on fresh seeds.
 
     Returns:
-        The exit status, 1 where no trial has ended well; None to show the help.
+        The exit status, 1 where no trial has ended well; None without a recipe.
 
     Raises:
         UserError: a mistake in the command line or the settings, or a folder of the search that can't be written.
     """
-    if "help" in request.flags or not request.recipe:
+    if not request.recipe:
         return None
     refuse_words(request, hint="spaces search.KEY=SPACE")
     replace(request, overrides=[]).resolved()  # reports a wrong name before torch is imported

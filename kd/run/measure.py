@@ -564,7 +564,12 @@ def _evaluate_features(request: Request, options: EvalOptions) -> Result:
                 f"{without[0]} has no classifier and {other} has one: they can't be compared by one measure"
             )
     to_table = options.out is not None and options.out.suffix == ".csv"
-    for key, value in (("folder", options.folder), ("out", to_table)):
+    key_of_figures = options.classifier_key
+    for key, value in (
+        ("folder", options.folder),
+        ("out", to_table),
+        (key_of_figures, key_of_figures),
+    ):
         if value:
             raise UserError(
                 f"{key}: needs a classifier, and {without[0]} has none; data.probe.root=DIR measures features "
