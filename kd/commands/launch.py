@@ -70,11 +70,10 @@ def run(request: Request) -> int | None:
             "(kd/launch/README.md)"
         )
     files = target.write(job)
-    missing = job.what_is_missing()
-    if missing and "dry-run" not in request.flags:
-        raise UserError(missing)
+    dry_run = "dry-run" in request.flags
+    job.refuse_missing(dry_run)
     notes = "".join(f"{note}\n" for note in _local_paths(job, target))
-    if "dry-run" in request.flags:
+    if dry_run:
         print(notes, end="", file=sys.stderr)
         _show(job, files)
         return 0
@@ -102,12 +101,9 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
     """Prints what would be sent, but for the job's secret: a terminal's lines are kept and shown.
 
     Args:
-        job: to be sent; keys that it still needs are named on stderr.
+        job: to be sent.
         files: text by name, as the place has written them; of several each follows its name.
     """
-    missing = job.what_is_missing()
-    if missing:
-        print(f"kd-launch: to send it, {missing}", file=sys.stderr)
     for name, text in files.items():
         if job.secret:
             text = text.replace(job.secret, "SECRET")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,14 +154,11 @@ def run(request: Request) -> int:
             return 0
         return delete(endpoint.name)
     calls = endpoint.requests()
-    missing = endpoint.what_is_missing()
-    if "dry-run" in request.flags:
-        if missing:
-            print(f"kd-launch: to send it, {missing}", file=sys.stderr)
+    dry_run = "dry-run" in request.flags
+    endpoint.refuse_missing(dry_run)
+    if dry_run:
         print(json.dumps(calls, indent=2))
         return 0
-    if missing:
-        raise UserError(missing)
     aws_session()  # before torch is loaded
     _create(calls, export_of(folder, request, "sagemaker"))
     again = f"kd-launch endpoint {request.rest[0]} job={endpoint.name} --delete"

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,7 @@ class Needs:
     def need(self, key: str, given: str, example: str) -> str:
         """The value of a key that must be given; without one ``example``, as a placeholder.
 
-        A key without a value is noted in ``missing``, which :meth:`what_is_missing` reports before anything is sent:
+        A key without a value is noted in ``missing``, which :meth:`refuse_missing` reports before anything is sent:
         placeholders are only shown (``--dry-run``).
 
         Args:
@@ -152,15 +153,21 @@ class Needs:
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
         return url
 
-    def what_is_missing(self) -> str:
-        """One line that names all keys in :attr:`missing` with examples; "" for none. Called after the request is made,
-        which fills :attr:`missing`.
+    def refuse_missing(self, dry_run: bool) -> None:
+        """Names all keys in :attr:`missing` with examples, of a dry run on stderr. Called after the request is made, which
+        fills :attr:`missing`.
+
+        Raises:
+            UserError: a key is missing, and it is to be sent.
         """
         if not self.missing:
-            return ""
+            return
         keys = ", ".join(self.missing)
         examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
-        return f"{keys}: must be given ({examples})"
+        line = f"{keys}: must be given ({examples})"
+        if not dry_run:
+            raise UserError(line)
+        print(f"kd-launch: to send it, {line}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
