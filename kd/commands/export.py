@@ -68,10 +68,11 @@ def run(request: Request, options: ExportOptions) -> Result:
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
     """
-    from kd.ship.export.base import find_format
+    from kd.ship.export.base import find_format, refuse_foreign_format
 
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
+    refuse_foreign_format(options.to)
     folder = finished_at(request.rest[0], "config.yaml")
     request.rest = [str(folder)]  # fetched once
     _check_bound(student_metadata_in(folder / "student.safetensors").gives_features, options)

@@ -3,6 +3,7 @@
 import pytest
 
 from kd.commands.export import usage
+from kd.run.request import Request
 from kd.ship.export.base import FORMATS, OTHERS, find_format, formats_with
 from tests._helpers import ROOT, Command
 
@@ -25,8 +26,9 @@ def test_a_format_is_one_file() -> None:
     """Its name is in kd-export's help, and leads to the class in it; nothing else lists the formats."""
     files = sorted(file.stem for file in (ROOT / "kd/ship/export/formats").glob("[a-z]*.py"))
     assert [*FORMATS] == files
+    help_text = usage(Request())
     for name in files:
-        assert f"  to={name} " in usage()
+        assert f"  to={name} " in help_text
         assert type(find_format(name)).__module__ == f"kd.ship.export.formats.{name}"
     for ability in ("quantises", "halves", "timed"):
         assert formats_with(ability) == [
