@@ -330,8 +330,8 @@ def worse_than_start(
 ) -> Evidence:
     """After the last epoch the student is worse than before the first step.
 
-    It is by more than a share ``drop`` of its value before, and by more than that value's standard error. The exported epoch
-    counts from 1; 0 is the start.
+    Worse by more than a share ``drop`` of the value before, and by more than that value's standard error. ``exported_epoch``
+    counts from 1; 0 is the start. ``lr``, the run's learning rate, is named in the lever.
     """
     if start is None or last is None or not math.isfinite(start + last):
         return None

@@ -67,7 +67,7 @@ class Rule:
         return [name for name, default in self.thresholds.items() if isinstance(default, int)]
 
     def __call__(self, *series: object, **thresholds: float) -> Finding | None:
-        """The finding, where the rule fires on these series; ``thresholds`` take the place of the rule's own."""
+        """The finding where the rule fires on these series, else None; ``thresholds`` take the place of the rule's own."""
         used = {**self.thresholds, **thresholds}
         evidence = self.judge(*series, **used)
         if evidence is None:

@@ -53,6 +53,9 @@ def assemble(
 ) -> DistillationModule:
     """A module from settings: what recipes hold below ``model``.
 
+    For a student without a classifier the teachers are built without theirs. A start or a size that the user may not expect
+    is reported, a line each.
+
     Args:
         data: classes and sizes.
         student: the student's settings.
@@ -296,7 +299,7 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
 def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
     """The settings of a student of ``arch: auto``: its first teacher's architecture at half its width (a quarter of its
     parameters or so), else :func:`_unrelated_student`; at the teacher's input size unless ``spec`` has one. ``kwargs`` of
-    ``spec`` win.
+    ``spec`` win. The choice is reported in a line.
 
     Raises:
         UserError: no teacher.

@@ -32,8 +32,8 @@ def smaller_batch(config: Mapping[str, Any], pictures: int) -> int | None:
     """The batch size of each process with which an epoch has :data:`LEAST_STEPS` batches at least; None: as it is set.
 
     An epoch of a single step moves trained weights too far (80 pictures in batches of 64: from a fitted classifier's 86 %
-    to chance; in batches of 16 up to 90 %). It is a power of two, 4 at least, so that fewer than 32 pictures have fewer
-    batches. That an optimizer's step may take several batches (``trainer.accumulate_grad_batches``) does not count.
+    to chance; in batches of 16 up to 90 %). The result is a power of two, 4 at least, so fewer than 32 pictures of a process
+    have fewer batches. Several batches in an optimizer step (``trainer.accumulate_grad_batches``) are not considered.
 
     Args:
         config: the run's settings, resolved; all its processes share the pictures.

@@ -134,8 +134,10 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
 
 
 def _fit_batch(run: Run) -> None:
-    """Makes the batch smaller where the run trains weights on and has few pictures, or has fewer than a batch of all
-    processes; the first process reports it.
+    """Makes the batch smaller where pictures are few (:func:`smaller_batch`); the first process reports it.
+
+    Left as set: a batch that was typed, that of a resumed run, and that of a student which starts from random weights after
+    all, unless all pictures are fewer than one batch of all processes.
     """
     if not may_shrink(run.config, run.overrides):
         return
@@ -187,7 +189,8 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     """Arguments of Lightning's Trainer, with ``RUN`` in them replaced by what stands for the run's folder until it has one
     (:func:`kd.callbacks.run_folder.unclaimed`).
 
-    Loggers that are classes are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
+    Sets :attr:`Run.loggers`, the settings of loggers that are classes (``true``: Lightning's CSVLogger), and
+    ``run.build_loggers``: they are built once the run has its folder. Where there are any, the Trainer gets no logger.
     """
     runs = folder_of_recipe(run.config["runs_dir"], run.config["recipe"])
     given = run.config["trainer"]
@@ -218,8 +221,8 @@ def _seed(run: Run) -> None:
 
 
 def _check_built(run: Run) -> None:
-    """Checks that need built objects: losses and batch size, ``data.val_fraction``, the cache's
-    precision, and whether the Trainer would move the run into a child process.
+    """Checks that need built objects: whether the batch is large enough for the losses, whether ``data.val_fraction`` has an
+    effect, and whether the Trainer would move the run into a child process; a UserError names the setting.
     """
     objective = run.module.student.objective
     check_batch(objective.active, run.data.batch_size, run.trainer.world_size)

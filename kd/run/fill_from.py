@@ -156,7 +156,8 @@ def _from_server(
 ) -> None:
     """Asks a server for all answers that are missing; a second command for the same answers waits for the first.
 
-    The first answers decide whether the server gives probabilities, which are stored as logits.
+    The first answers decide whether the server gives probabilities, which are stored as logits. What was asked is printed
+    at the end, also after an error.
     """
     filled = Filled(server.connect(list(data.info.classes)), data, False, server.settings.views)
     total = sum(store.views * store.samples for store in filled.stores.values())

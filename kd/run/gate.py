@@ -45,8 +45,8 @@ def check_foreign(
         file: where the settings are from.
         layers: settings by key, nested, dotted or both; each is merged alone.
         trusted: modules and classes that the user trusts beside the list.
-        typed: keys of the command line, for a training: it asks no machine that a file alone names. None: for the commands
-            after a training, which ask none.
+        typed: keys of the command line of a training: a setting that names another machine, or what is sent to one, must
+            be among them. None: of a command after a training, which sends nothing, so this is not checked.
 
     Raises:
         UserError: names the file, the key and what it holds; or the settings are none.
@@ -69,7 +69,7 @@ def check_foreign(
 
 
 def remember(text: str, config: dict[str, Any]) -> None:
-    """Notes that a run of these settings was started here, where a file from elsewhere could not have named them.
+    """Notes that this machine has written a run's settings, if :func:`check_foreign` would refuse them from elsewhere.
 
     Settings that any file may name need no note.
 

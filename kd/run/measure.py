@@ -152,7 +152,9 @@ def _of_run(word: str, request: Request, options: EvalOptions) -> Subject:
 
 
 def _of_file(word: str, run: str | None, request: Request, options: EvalOptions) -> Subject:
-    """The model of a weights file.
+    """The model of a weights file, with the teacher of the command line's first run, if that can be measured.
+
+    Views have the size of the model's input, unless a run, a recipe or ``data.img_size`` is given.
 
     Args:
         word: names the file.

@@ -149,7 +149,9 @@ def _validator(group: type[CommandOptions]) -> TypeAdapter[Any]:
 
 
 def _read(key: str, value: object, kind: object) -> object:
-    """An option's value as its kind has it; a list may lack its brackets."""
+    """An option's text as a value of its kind; a list may lack its brackets, a path stays text. Other values stay as they
+    are; an empty text is a UserError.
+    """
     if not isinstance(value, str):
         return value
     if value == "":
@@ -197,7 +199,8 @@ def refuse_words(request: Request, hint: str = CommandOptions.HINT) -> None:
 
 
 def options_help(group: type[CommandOptions], base: type[CommandOptions] = CommandOptions) -> str:
-    """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field.
+    """The options as ``--help`` prints them: a line or more each, with the default (of a switch its opposite, as one would
+    type it) and the text under the field.
 
     Args:
         group: the options.

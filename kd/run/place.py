@@ -241,8 +241,8 @@ def _kept_in(resumed: Resumed, runs_dir: str) -> str:
 
 
 def _begun_before(marker: Path) -> Resumed | None:
-    """The run that this command of the launcher's job has begun, where it has a whole checkpoint to resume from; else
-    None.
+    """The run that this command of the launcher's job has begun, where it has a whole checkpoint to resume from, which the
+    first process reports; else None.
     """
     if not marker.is_file():
         return None

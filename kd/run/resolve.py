@@ -44,8 +44,8 @@ class Word:
     """As YAML reads it."""
 
     def of(self, kind: object) -> object:
-        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007. A null
-        stays one; an empty word is an empty text where the type takes text.
+        """The value as YAML reads it; but the text as typed where the type takes text, and none of its other types takes the
+        value: a folder called 007. A null stays null; an empty word is an empty text where the type takes text.
 
         ``kind``: the type of the setting that the word is for.
         """
@@ -90,7 +90,8 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tr
     Args:
         layers: settings in rising priority, nested (a file) or by dotted keys (a word of the command line). A group
             is merged key by key, and so is a class with its arguments; a key with ``+`` adds to a list; any other
-            value takes the place of the one before it. Of a dict that does, entries are merged with those of their names.
+            value takes the place of the one before it. Where a dict (of losses) does, old entries that it does not name are
+            gone, and each of its own is merged with the old one of its name.
         trusted: what the user trusts beside the list of classes.
 
     Raises:
@@ -284,6 +285,9 @@ class _Merge:
             kinds: the type of the entry of a name; None: there is none, which is noted in :attr:`unknown`.
             key: the place.
             adds: entries that are not given stay, and names are paths.
+
+        Raises:
+            UserError: a name that is no text, or as of :meth:`_put`.
         """
         new = dict(old) if adds else {}
         for path, value in given.items():
@@ -304,7 +308,9 @@ class _Merge:
         return new
 
     def _added(self, before: Value, value: Value, kind: object, key: str) -> list[Any]:
-        """A list with more at its end."""
+        """The list that is there (or the single value, as a list) with an item, or a list of them, at its end; a UserError
+        for a place that holds entries by name.
+        """
         if read(kind).entries is not Any:
             raise UserError(f"{key}: has names: {key}.NAME={value}")
         items = before or []

@@ -74,6 +74,7 @@ def train_teacher_first(
     from an earlier training, or it is trained now.
 
     Empty where the teacher has weights (a checkpoint, ``pretrained``), or no recipe, and for a run with several teachers.
+    Where the weights are from is printed by the first process.
 
     Args:
         config: the run's settings, resolved.

@@ -138,6 +138,7 @@ class Half(Codec):
         return [largest_N1, x - largest_N1]
 
     def _from_columns(self, *columns: Tensor) -> Tensor:
+        """The numbers of N pictures, float32; relative ones with their largest added back."""
         *largest_N1, values = columns
         x = values.float()
         if self.relative:

@@ -454,7 +454,7 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
 
 
 def missing_bytes(sizes: Mapping[Path, int]) -> int:
-    """Bytes that caches will take beside what their folders already do; ``sizes``: bytes of each whole cache by folder."""
+    """Bytes that caches will still take: of the whole caches (``sizes``, by folder), less what their folders take now."""
     taken = 0
     for folder in sizes:
         for file in folder.glob("view-*.bin"):

@@ -92,7 +92,7 @@ def build_teacher(
 
 def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple[float, ...]]:
     """``mean``, ``std`` and ``img_size`` (height, width in pixels) as the weights name them; without what they do not
-    name.
+    name, {} without weights.
 
     The weights are the checkpoint's, timm's pre-trained ones, or a builder's, which names no ``img_size``.
 
@@ -154,7 +154,7 @@ def as_setting(values: Sequence[float]) -> str:
 def build_teachers(
     one: TeacherSpec | None, several: Mapping[str, TeacherSpec], classes: Sequence[str], dense: bool
 ) -> RunTeacher | None:
-    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
+    """The teacher of ``model.teacher``, or the ensemble of ``model.teachers``; None without either.
 
     Args:
         one: the settings of ``model.teacher``.

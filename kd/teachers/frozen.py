@@ -128,7 +128,7 @@ class FrozenTeacher(RunTeacher):
             ) from error
 
     def _share_out(self) -> None:
-        """Shards the model's weights over all processes with FSDP2, once; needs ``torch.distributed``."""
+        """Shards the model's weights over all processes with FSDP2, once; a UserError without ``torch.distributed``."""
         if self.is_shared_out:
             return
         if not dist.is_initialized():
@@ -177,7 +177,7 @@ class FrozenTeacher(RunTeacher):
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, on the pictures' device;
-        without a classifier the model's features.
+        without a classifier the model's features. Probabilities are turned into logits (:meth:`as_logits`).
         """
         # Someone may have called train() on the model: dropout and BatchNorm must stay off.
         if any(module.training for module in self.model.modules()):

@@ -102,7 +102,7 @@ class StoredAnswers(RunTeacher):
         """Opens the stored answers to a split, which :meth:`answer` reads from then on.
 
         For ``val`` it first finds those to the training pictures (:meth:`kinds`), and takes over the name of what has
-        answered and how many views are stored.
+        answered and how many views are stored. Answers for whole pictures, the same for all views, are reported in a line.
 
         Args:
             data: of the run.

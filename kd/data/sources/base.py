@@ -232,7 +232,7 @@ def split_facts(split: Split) -> SplitFacts:
         whole, j = whole_of(split, i)
         stamp = stamp_of(whole, j)
         key = f"{name}\0{stamp}"
-        if hasattr(whole, "key"):
+        if hasattr(whole, "key"):  # a pack's: the same wherever it lies
             key = whole.key(j)
         size = 0  # of pictures in a shard or a table
         if isinstance(whole, FileSplit):

@@ -116,9 +116,8 @@ class ImageFolder(Source):
             return UserError(f"{self.key}: folder {self.root} not found ({reads})")
         names = ", ".join(map(printable, folders_in(self.folder))) or "no folders"
         says = ""
-        key = (
-            self.key if split in self.folders else "split"
-        )  # of a command that reads a split by its name
+        # of another name: a command reads it by its option
+        key = self.key if split in self.folders else "split"
         if self.folders.get(split) is not None:
             key = f"data.source.{split}"
         elif key == Source.key:

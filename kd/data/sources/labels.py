@@ -90,7 +90,7 @@ def doubts(classes: Sequence[str]) -> list[str]:
 
 
 def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
-    """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids.
+    """A note on the classes that the data set itself lists but no training picture has: they keep their ids. [] without.
 
     Args:
         classes: names by id.

@@ -163,7 +163,11 @@ class SegmentationFolder(Source):
         images: str = "images",
         masks: str = "masks",
     ) -> None:
-        """Checks the arguments, which are the class's; nothing is listed yet."""
+        """Checks the arguments, which are the class's; nothing is listed yet.
+
+        Raises:
+            ValueError: an argument out of its range; begins with its name.
+        """
         if ignore_index is not None and not 0 <= ignore_index <= 255:
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:

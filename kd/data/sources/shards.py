@@ -223,9 +223,8 @@ class ShardSplit:
         self.samples = table[["shard", "offset", "size"]]
         self.targets = Column(targets)
         self.check: str | None = "off" if is_url(root) else "headers"
-        self._open: dict[
-            tuple[int, int], io.BufferedReader
-        ] = {}  # by process and shard, the newest last
+        # by process and shard, the newest last
+        self._open: dict[tuple[int, int], io.BufferedReader] = {}
         self._paths: dict[int, Path] = {}  # on this machine, by shard
 
     def __getstate__(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class WebDataset(Source):
         label: str = "cls",
         classes: list[str] | None = None,
     ) -> None:
-        """Checks ``label``; the arguments are the class's. No shard is read yet."""
+        """Checks ``label`` (a ValueError for any other); the arguments are the class's. No shard is read yet."""
         if not re.fullmatch(r"none|cls|txt|json\..+", label):
             raise ValueError(f"label must be cls, txt, json.FIELD or none, got '{label}'")
         self.places: dict[str, list[str]] = {}

@@ -264,7 +264,9 @@ class Scheduler:
         return maker, job
 
     def _next_job(self) -> BatchJob | None:
-        """The next batch to be made: first those that were lost, then of the pass with the fewest batches ahead."""
+        """The next batch to be made: first those that were lost, then of the pass with the fewest batches ahead; None
+        where none may be requested now.
+        """
         while self.again:
             job = self.again.popleft()
             if job.number in job.stream.jobs:
@@ -278,7 +280,7 @@ class Scheduler:
 
     def _late_job(self, maker: Worker, now: float) -> BatchJob | None:
         """A batch that was last given out more than :data:`SLOW` times the usual time ago, and more than :data:`SLOW_S`
-        seconds; None without such a batch.
+        seconds, counted in :attr:`second_tries`; None without such a batch.
 
         The usual time is the median of :attr:`took`; before any batch is made the limit is 4 s (``SLOW * SLOW_S``).
 

@@ -187,7 +187,7 @@ class ConvNeXtStart(CNNStart):
         return *outputs, after
 
     def links(self, block: Part) -> list[Link]:
-        """The depthwise filters, and the two layers of the MLP."""
+        """The depthwise filters and the two layers of the MLP, the last one's weight times the block's layer scale."""
         *first, last = links_of(block.modules())
         writes = last.weight.flatten(1)
         if block.gamma is not None:

@@ -396,7 +396,9 @@ def is_proven(node: "onnx.NodeProto") -> bool:
 
 
 def _kind_inside(node: "onnx.NodeProto") -> str:
-    """The function of kd's domain that gives what an operation computes inside; "" where that is nothing."""
+    """The function of kd's domain that gives what an operation computes inside; "" where it computes nothing there that
+    could overflow (also GELU, but by tanh), or is not proven.
+    """
     kind = INSIDE.get(node.op_type, "")
     if not is_proven(node):
         return ""

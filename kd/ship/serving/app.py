@@ -179,7 +179,12 @@ class Server:
         return await asyncio.gather(*[submit(picture) for picture in views])
 
     async def _infer(self, request: Request) -> Response:
-        """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out."""
+        """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out.
+
+        Raises:
+            Refused: unknown model (404), compressed (415), or as of :func:`read_request`, :meth:`_view` and :func:`respond`.
+            Busy: no room for the body, or too many pictures wait.
+        """
         name = self._name(request)
         header = request.headers.get(open_inference.HEADER)
         if request.headers.get("content-encoding", "identity") != "identity":

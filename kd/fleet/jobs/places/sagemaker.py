@@ -104,8 +104,8 @@ class SageMaker(Target):
                 raise UserError(f"{key}: there is nothing at {url}")
 
     def send(self, job: Job, files: Mapping[str, str]) -> None:
-        """Uploads the user's own files, sends the request, and writes :data:`RECORD`. Where the request is refused, the
-        uploads and the job's folder are deleted.
+        """Uploads the user's own files, sends the request, writes :data:`RECORD`, and prints how the log is seen. Where the
+        request is refused, the uploads and the job's folder are deleted.
         """
         session = aws_session()
         own = {f"{_place(job)}/files/{name}": path for name, path in job.files.items()}
