@@ -288,7 +288,7 @@ def _request(
 
 
 def _plain(value: object) -> object:
-    """A value in JSON's types, with all that lists and dicts hold.
+    """Converts a value, and all that its lists and dicts hold, to JSON's types.
 
     Numbers and arrays of NumPy and torch become numbers or lists; anything unknown becomes its text.
     """

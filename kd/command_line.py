@@ -55,14 +55,17 @@ def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> i
 def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
     """Runs a command; the one place that turns errors into a line and an exit status (:func:`_line_of`).
 
+    A user's mistake is printed by the first process of a job alone, as all of them find it (but for a UserErrorOfAll);
+    other errors by each. Errors, but not stops, are also written where SageMaker reads them. With ``KD_TRACEBACK`` in the
+    environment an error that nobody foresaw is raised instead.
+
     Args:
         command: its name.
         argv: its arguments.
         interrupted: as of :func:`run`.
 
-    A user's mistake is printed by the first process of a job alone, as all of them find it (but for a UserErrorOfAll);
-    other errors by each. Errors, but not stops, are also written where SageMaker reads them. With ``KD_TRACEBACK`` in the
-    environment an error that nobody foresaw is raised instead.
+    Returns:
+        The command's own status (:func:`_run`), or the error's.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, and a library has made another error of it (Lightning an exit, C code an
@@ -87,7 +90,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
 
 
 def _line_of(error: Exception) -> tuple[str, int | None]:
-    """What is printed of an error, and the exit status.
+    """The line to print about an error, and the exit status.
 
     Returns:
         The line; 2 for a user's mistake, 1 for a failure that a RunError explains, or a disk that can't be written, 128 +
@@ -117,13 +120,18 @@ def _line_of(error: Exception) -> tuple[str, int | None]:
 
 
 def _run(command: str, argv: Sequence[str]) -> int:
-    """Runs a command, and prints its result, or its help; returns the exit status.
+    """Runs a command, and prints its result or its help; returns the exit status: of the help 0 where requested, else 2.
+
+    The function ``run`` in the command's file takes the request and, if it has an argument ``options``, those of the class
+    ``OPTIONS``. It returns the status, a result to print, or None where the command line lacks what it needs. For
+    ``--help`` it is not called. With ``--json`` the result is printed as data, and all else goes to stderr.
 
     Args:
-        command: its name; ``run`` of its file takes the request, and ``options`` of the class ``OPTIONS`` unless it reads
-            these itself. It returns the status, a result to print (with ``--json`` as data), or None where the command line
-            lacks what it needs. For ``--help`` it is not called.
+        command: its name.
         argv: its arguments.
+
+    Raises:
+        UserError: there are arguments, but not those that the command needs; or the command's own.
     """
     module = import_module(f"kd.commands.{command}")
     request = translate(argv, getattr(module, "FLAGS", ()), command)

@@ -126,11 +126,11 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
+    """Why a run failed, in one line; long messages of libraries are put into plain words.
 
     The first of these that fits: a RunError's or UserError's own line, also from a loader worker; one of :data:`KNOWN`; a
-    loader worker that was killed or is gone; a lost connection; the class and text of an error in a loader worker; else
-    :func:`plain`.
+    loader worker that was killed or is gone; a lost connection to another process, or a wait for one that timed out; the
+    class and text of an error in a loader worker; else :func:`plain`.
 
     Args:
         error: what ended the run. For :data:`KNOWN` and a worker's end its :func:`causes` are searched too.

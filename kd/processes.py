@@ -374,10 +374,10 @@ def _any_over_gloo(group: dist.ProcessGroup, answer: bool) -> bool:
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
     """The group that sends tensors of the host, so that nothing waits for a GPU. To be called only in a process group.
 
-    Where the training's own group is gloo's, it is that one. Else a second group is made at the first call, and kept; so
-    every process must make the first call together. None where it can't be made (a backend other than
-    :data:`WITH_SECOND_GROUPS`, or hosts that gloo can't connect): the caller uses the training's group, and tensors of the
-    device.
+    Where the training's own group is gloo's, that one is returned. Else a second group is made at the first call, and kept;
+    so all processes must make the first call together. None where it can't be made (a backend other than
+    :data:`WITH_SECOND_GROUPS`, or hosts that gloo can't connect): the caller then uses the training's group, and tensors of
+    the device.
     """
     default = dist.group.WORLD
     assert default is not None

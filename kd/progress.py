@@ -1,4 +1,4 @@
-"""One look for all progress bars; where nobody watches, lines."""
+"""Progress bars, all of one look: on a terminal bars, in a log file lines."""
 
 import sys
 import threading

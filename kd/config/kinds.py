@@ -449,7 +449,7 @@ def fitted(kind: object, value: object) -> object:
 
 def problem_in(error: ValidationError) -> tuple[str, str]:
     """The first problem of an error: the key below the value that was checked ("": the value itself), and the message
-    after the key.
+    after the key. For a missing field, and for an item of a list, the key is the group's or the list's.
 
     Raises:
         UserError: a check has raised it already; its own message counts.

@@ -48,7 +48,8 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
 
     The key's last part is looked up, first whole, then by its words (``mixup_alpha``, then ``alpha``, then ``mixup``): as a
     word of :data:`FILE`, or as the last part of an accepted key. If nothing is found, names that are spelt alike are taken.
-    Of several keys found those count that share most words with the rest of ``key``: a student's key for a student's.
+    Of several keys found those count whose groups (the parts before the last) share most words with ``key``: a student's
+    key for a student's.
 
     Args:
         key: what was given.

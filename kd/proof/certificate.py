@@ -403,7 +403,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     bound = bound_in_points(loss, found["margin"], found["shown"], measure)
     claim = f"{claim} {margin} of {measure}"
     sure = f"{100 * found['confidence']:.4g} % confidence"
-    if found["shown"] and -0.001 < loss <= 0:
+    if found["shown"] and -0.001 < loss <= 0:  # better by less than a tenth of a point
         result = f"shown: it loses nothing ({sure})"
     elif found["shown"] and loss < 0:
         result = f"shown: it is better by {bound} or more ({sure})"

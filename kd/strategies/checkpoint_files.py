@@ -71,7 +71,7 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused.
 
-        Lightning calls it, on every rank.
+        Lightning calls it, on every rank. Whether the file is ``previous.ckpt`` is noted for the next save.
 
         Args:
             path: of the file.
@@ -108,6 +108,7 @@ def fail_together(strategy: Strategy) -> None:
         Raises:
             Exception: this process can't save, for whatever reason.
             RunError: another process can't save; names its rank and reason.
+            UserError: likewise, where the other process has raised a UserError.
         """
         failure = None
         try:
@@ -115,7 +116,7 @@ def fail_together(strategy: Strategy) -> None:
         except Exception as error:
             failure = error
         if any_process(strategy, failure is not None):
-            in_each(partial(_raise, failure))  # raises here, or as what another process reports
+            in_each(partial(_raise, failure))  # raises this process's failure, or else another's
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 

@@ -235,7 +235,8 @@ class DeepSpeed(DDPStrategy):
         return state
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.
+        """The whole optimizer state on rank 0, in the form of a plain optimizer's ``state_dict``: parameters by number, in
+        the order of the groups.
 
         Lightning calls it for a checkpoint. All ranks must call it: each state is gathered from all of them.
 
@@ -291,8 +292,8 @@ class DeepSpeed(DDPStrategy):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The whole tensor of one that stage 3 has sharded: of a trained weight the optimizer's float32 copy, of others a copy.
-    Any other tensor is returned itself.
+    """Gathers a tensor that stage 3 has sharded: the whole of it, of a trained weight the optimizer's float32 copy. A tensor
+    that is not sharded is returned itself.
 
     All ranks must call it, in the same order. The engine's prefetching of weights is not disturbed.
     """
@@ -352,7 +353,7 @@ def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
     """
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
-    if not hasattr(parameter, "ds_tensor"):
+    if not hasattr(parameter, "ds_tensor"):  # stages 1 and 2
         safe_set_full_optimizer_state(parameter, whole, key)
         return
     # DeepSpeed's setter of whole tensors of stage 3 does not pad them to equal shards

@@ -67,7 +67,8 @@ class FSDP(ShardedDataParallel):
                 shard(loss, mesh)  # a loss computes in float32, outside of autocast
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.
+        """The whole optimizer state on rank 0, in the form of a plain optimizer's ``state_dict``: parameters by number, in
+        the order of the groups.
 
         Lightning calls it for a checkpoint. All ranks must call it: each state is gathered from all of them.
 
@@ -111,7 +112,7 @@ class FSDP(ShardedDataParallel):
         state_dict.set_model_state_dict(self.model, weights, options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, states, strict=True):
-            order = []  # names of the parameters, as this run's optimizer numbers them
+            order = []  # names of the parameters, in the order of this run's optimizer
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     order.append(by_parameter[p])
