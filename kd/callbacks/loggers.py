@@ -35,6 +35,9 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
     Args:
         spec: ``class_path`` and ``init_args``; it stays as it is.
         run: the run's folder, ``.../<recipe>/<number>``; ``RUN`` in the arguments stands for it.
+
+    Raises:
+        RefusedFile: as of :func:`_with_database`.
     """
     module, _, name = spec["class_path"].rpartition(".")
     logger_class = getattr(import_module(module), name)
@@ -61,9 +64,8 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         default = defaults[key]
         if given.get(key, default) == default:
             folder = ""
-            if key == "save_dir" and isinstance(
-                default, str | Path
-            ):  # not None, nor without a default
+            # else the default is None, or missing
+            if key == "save_dir" and isinstance(default, str | Path):
                 folder = Path(default).name
             given[key] = f"{value}/{folder}" if folder else value
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
@@ -154,6 +156,9 @@ class Loggers(Callback):
 
         A killed run has logged steps after its last checkpoint, which the resumed run makes again: TensorBoard's events
         lose them; W&B, MLflow and Comet get them twice. A CSVLogger begins another file, in ``from_step_N``.
+
+        Raises:
+            UserError: MLflow does not have the run that is continued, or a database that :func:`placed` refuses.
         """
         folder = RunContext.of(trainer).folder.resolve()
         specs = [placed(spec, folder) for spec in self.specs]

@@ -78,7 +78,11 @@ class RunFolder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 makes the folder, all ranks learn its name and send there what is written from now on.
 
-        That is: paths below :func:`unclaimed` in the trainer and its callbacks, and the CSV file of metrics.
+        That is: paths below :func:`unclaimed` in the trainer and its callbacks, and the CSV file of metrics. ``latest`` and
+        the settings are written too (:meth:`_begin`).
+
+        Raises:
+            UserError: the folder can't be written, its name is taken, or it holds what :func:`guard` refuses.
         """
         run = RunContext.of(trainer)
         name = by_first(trainer.strategy, self._begin)
@@ -126,7 +130,7 @@ class RunFolder(Callback):
                 and own.state_key in states
                 and own.dirpath is not None
             ):
-                states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
+                states[own.state_key] = _moved_state(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes that the run has begun. A resumed one writes its settings, and drops rows of steps that it makes again, on
@@ -234,12 +238,12 @@ def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
                 setattr(owner, name, type(value)(moved))
 
 
-def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _moved_state(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A state of ModelCheckpoint whose files keep their names, but are in ``folder``; without those that every run has
     (``last.ckpt``, ``previous.ckpt``).
 
     >>> state = {"monitor": "val/acc1", "dirpath": "/b/0", "best_model_path": "s3://b/../victim", "best_k_models": {}}
-    >>> _here(state, Path("/a/0"))["best_model_path"], _here(state, Path("/a/0"))["monitor"]
+    >>> _moved_state(state, Path("/a/0"))["best_model_path"], _moved_state(state, Path("/a/0"))["monitor"]
     ('/a/0/victim', 'val/acc1')
     """
 

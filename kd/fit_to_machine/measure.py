@@ -319,6 +319,9 @@ def _trial_ms(
         num_workers: loader processes to try.
         steps: that are timed.
         learn: does a step on a batch.
+
+    Raises:
+        UserError, RunError: as :func:`kd.processes.in_each`, such as for a picture that can't be read.
     """
     strategy = run.trainer.strategy
     device = strategy.root_device
@@ -396,7 +399,7 @@ def cache_pays(
     )
 
 
-def _per_epoch(trainer: Trainer, data: DistillationDataModule) -> int:
+def _batches_per_epoch(trainer: Trainer, data: DistillationDataModule) -> int:
     """Batches of an epoch, at least 1.
 
     Before training: Lightning has not counted the loader's batches yet. ``trainer.limit_train_batches`` is a number of
@@ -416,13 +419,13 @@ def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
         limits.append(trainer.max_epochs)
     if trainer.max_steps >= 0:
         batches = trainer.max_steps * trainer.accumulate_grad_batches
-        limits.append(math.ceil(batches / _per_epoch(trainer, data)))
+        limits.append(math.ceil(batches / _batches_per_epoch(trainer, data)))
     return min(limits, default=1)
 
 
 def batches_of(trainer: Trainer, data: DistillationDataModule) -> int:
     """Batches that a process learns in the run; of one epoch where nothing bounds it."""
-    batches = _epochs(trainer, data) * _per_epoch(trainer, data)
+    batches = _epochs(trainer, data) * _batches_per_epoch(trainer, data)
     if trainer.max_steps >= 0:
         batches = min(batches, trainer.max_steps * trainer.accumulate_grad_batches)
     return batches

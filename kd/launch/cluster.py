@@ -129,7 +129,7 @@ def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
     job: str | None = env["TORCHELASTIC_RUN_ID"]
     if job == "none":  # torchrun's default
         job = None
-    nodes = _evenly("WORLD_SIZE", size, local_size, f"machines with {local_size} each")
+    nodes = _divided_evenly("WORLD_SIZE", size, local_size, f"machines with {local_size} each")
     return Cluster("torchrun", num_nodes=nodes, devices=local_size, job=job)
 
 
@@ -146,7 +146,9 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
     rank = whole_number(env, "OMPI_COMM_WORLD_RANK")
     local_size = whole_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
     local_rank = whole_number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
-    nodes = _evenly("OMPI_COMM_WORLD_SIZE", size, local_size, f"machines with {local_size} each")
+    nodes = _divided_evenly(
+        "OMPI_COMM_WORLD_SIZE", size, local_size, f"machines with {local_size} each"
+    )
     if not rank < size or rank % local_size != local_rank:
         raise UserError(
             f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its "
@@ -223,7 +225,7 @@ def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
         )
     gpus = whole_number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
     first = addresses[0] if addresses else ""
-    variables = _meeting(first, PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
+    variables = _meeting_variables(first, PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
     return Cluster(
         "SkyPilot",
         num_nodes=len(addresses),
@@ -279,7 +281,9 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
     if env.get("PET_NPROC_PER_NODE", "auto") not in ("auto", "gpu", "cpu"):
         devices = whole_number(env, "PET_NPROC_PER_NODE", 1)
     address = env.get("PET_MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
-    variables = _meeting(address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK")
+    variables = _meeting_variables(
+        address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK"
+    )
     return Cluster(
         "TrainJob",
         num_nodes=nodes,
@@ -314,7 +318,7 @@ def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | N
             f"SLURM_NTASKS: the job has {tasks} tasks; start all with: srun kd-train ..."
         )
     nodes = slurm_nodes(env)
-    devices = _evenly("SLURM_NTASKS", tasks, nodes, f"{nodes} machines")
+    devices = _divided_evenly("SLURM_NTASKS", tasks, nodes, f"{nodes} machines")
     return Cluster("SLURM", num_nodes=nodes, devices=devices, job=job)
 
 
@@ -354,7 +358,7 @@ def whole_number(
     raise UserError(f"{name}: must be a whole number {allowed}, got '{text}'")
 
 
-def _evenly(name: str, processes: int, parts: int, machines: str) -> int:
+def _divided_evenly(name: str, processes: int, parts: int, machines: str) -> int:
     """``processes / parts``, which must be a whole number.
 
     It is the number of machines where ``parts`` is the processes of one, and the processes of each where ``parts`` is the
@@ -374,7 +378,7 @@ def _evenly(name: str, processes: int, parts: int, machines: str) -> int:
     return processes // parts
 
 
-def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
+def _meeting_variables(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
     """The environment variables by which machine ``rank`` (of ``nodes``) finds the first one; Lightning reads them.
 
     Args:

@@ -112,7 +112,7 @@ def check_processes(trainer: "Trainer", env: Mapping[str, str] = os.environ) -> 
     nodes = trainer.num_nodes
     devices = trainer.num_devices
     wanted = nodes * devices
-    settings = f"trainer.num_nodes={nodes} and trainer.devices={devices} want {_count(wanted)}"
+    settings = f"trainer.num_nodes={nodes} and trainer.devices={devices} want {_in_words(wanted)}"
     existing = started(env)
     if existing is None:
         _check_alone(env, wanted, nodes, settings)
@@ -123,14 +123,14 @@ def check_processes(trainer: "Trainer", env: Mapping[str, str] = os.environ) -> 
             )
     elif existing.by == "mpiexec":
         raise UserError(
-            f"PMI_SIZE: mpiexec has started {_count(existing.processes)} that do not know each other; "
+            f"PMI_SIZE: mpiexec has started {_in_words(existing.processes)} that do not know each other; "
             "start them with torchrun, srun or Open MPI's mpirun"
         )
     elif existing.processes != wanted:
         hint = ""
         if existing.by == "another program":
             hint = "; unset LOCAL_RANK and WORLD_SIZE if nothing has"
-        started_by = f"{existing.by} has started {_count(existing.processes)}"
+        started_by = f"{existing.by} has started {_in_words(existing.processes)}"
         raise UserError(f"{existing.variable}: {started_by}, but {settings}{hint}")
     elif existing.machines not in (None, nodes):
         raise UserError(
@@ -188,5 +188,5 @@ def _has_a_file() -> bool:
     return is_module or Path(sys.argv[0]).is_file()
 
 
-def _count(processes: int) -> str:
+def _in_words(processes: int) -> str:
     return f"{processes} process{'es' * (processes != 1)}"

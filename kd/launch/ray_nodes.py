@@ -74,7 +74,7 @@ def _own_address(host: str) -> list[str]:
     return []
 
 
-def _answers(address: tuple[str, int]) -> bool:
+def _is_listening(address: tuple[str, int]) -> bool:
     """Whether something accepts a connection at (host, port) within :data:`ANSWER_S` seconds."""
     try:
         socket.create_connection(address, timeout=ANSWER_S).close()
@@ -220,6 +220,9 @@ def _node_here(host: str, port: int) -> Iterator[_Node | None]:
     Args:
         host: of the first machine, the head.
         port: of its Ray.
+
+    Raises:
+        UserError: the first machine has not answered in :data:`WAIT_S` seconds.
     """
     if _is_above_zero("LOCAL_RANK", "SLURM_LOCALID"):
         yield None
@@ -256,7 +259,7 @@ def _wait_for(
         Stopped: a signal came.
     """
     until = time.monotonic() + WAIT_S
-    while not _answers(address):
+    while not _is_listening(address):
         if node:
             node.check()
         if received:
@@ -333,7 +336,7 @@ def prepare_data(cluster: Cluster) -> int:
             if received:
                 raise Stopped(received[0])
             time.sleep(1)
-            if _answers(address):
+            if _is_listening(address):
                 down = 0
             else:
                 down += 1

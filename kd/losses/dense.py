@@ -1,7 +1,7 @@
 """Losses for dense prediction: the classes of all pixels, or maps of features. See kd/losses/README.md.
 
 All cast to float32 (float64 stays), detach the teacher's side and give a scalar. Where every pixel is ignored the loss
-is 0, with a gradient of 0.
+is 0, with a gradient of 0. Logits of two shapes are a ValueError.
 """
 
 import torch

@@ -260,6 +260,9 @@ def squared_where_hidden(
     Returns:
         A scalar: the mean over masked positions and channels; 0, with a gradient of 0, where none is masked.
 
+    Raises:
+        ValueError: the shapes of the features differ.
+
     >>> squared_where_hidden(torch.zeros(1, 2, 1, 2), torch.ones(1, 2, 1, 2), torch.tensor([[[[True, False]]]]))
     tensor(1.)
     """
@@ -331,6 +334,9 @@ def hierarchical_context(student_features: Tensor, teacher_features: Tensor) -> 
 
     Returns:
         A scalar: the weighted mean over the levels.
+
+    Raises:
+        ValueError: the shapes differ.
 
     >>> hierarchical_context(torch.zeros(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
     tensor(1.)

@@ -1,7 +1,8 @@
 """Losses over logits: formula, source and settings of each. When each one helps is in kd/losses/README.md.
 
 All take ``(student_logits, teacher_logits, target)``, cast logits to float32 (float64 stays), detach the teacher's, and
-give a scalar: unless they say otherwise summed over classes and averaged over all other positions.
+give a scalar: unless they say otherwise summed over classes and averaged over all other positions. Logits of two shapes
+are a ValueError.
 """
 
 from typing import Annotated, NamedTuple
@@ -226,7 +227,7 @@ class DKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """Student's and teacher's logits ``(N, C)``, class ids ``(N,)`` -> a scalar, weighted up during
-        ``warmup_epochs``.
+        ``warmup_epochs``. A ValueError for targets of probabilities.
         """
         is_target = _is_target(target, student_logits)
         student_logits, teacher_logits = self.scaled(student_logits, teacher_logits)
@@ -252,7 +253,7 @@ class DKDLoss(LogitLoss):
 
 
 def _is_target(target: Tensor, logits: Tensor) -> Tensor:
-    """Where a class is the target, bool ``(N, C)``; refuses probabilities in place of class ids."""
+    """Where a class is the target, bool ``(N, C)``; a ValueError for probabilities in place of class ids."""
     if target.is_floating_point():
         shape = tuple(target.shape)
         raise ValueError(f"target must hold class ids (N,), got probabilities of shape {shape}")
@@ -370,7 +371,7 @@ class NKDLoss(LogitLoss):
     weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
+        """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar. A ValueError for targets of probabilities."""
         is_target = _is_target(target, student_logits)
         student, teacher = both(student_logits, teacher_logits, "logits")
 

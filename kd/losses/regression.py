@@ -120,6 +120,9 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Returns:
         ``(N,)``: of each picture the mean over its positions, in [0, 2].
 
+    Raises:
+        ValueError: the shapes differ.
+
     >>> cosine_loss(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [1, 0]]))
     tensor([0., 1.])
     """
@@ -145,6 +148,9 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
 
     Returns:
         ``(N,)``: of each picture the mean over all its elements.
+
+    Raises:
+        ValueError: the shapes differ.
 
     >>> smooth_l1_loss(torch.zeros(2, 1), torch.tensor([[0.5], [3.0]]))
     tensor([0.1250, 2.5000])

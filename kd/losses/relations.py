@@ -1,7 +1,7 @@
 """Losses over relations: between samples (of ``prelogits`` by default), or between a map's positions.
 
 Those between samples take ``(N, D)`` (``(N, ...)`` is flattened), whose widths may differ, and depend on the batch as a
-whole. All cast to float32 (float64 stays) and detach the teacher's side.
+whole; batches of two sizes are a ValueError. All cast to float32 (float64 stays) and detach the teacher's side.
 """
 
 from dataclasses import field

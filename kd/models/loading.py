@@ -76,7 +76,7 @@ def load_checkpoint(
         hint = "" if about.classes else OTHER_CLASSES.format(root=root)
         raise UserError(f"{place} {reason}{hint}")
     if not head:
-        reason, left_out = _left_out(reason, state, expected, _below(state, heads), last)
+        reason, left_out = _why_new_classifier(reason, state, expected, _below(state, heads), last)
         state = {name: value for name, value in state.items() if name not in left_out}
     if reason:
         say(f"{place} {reason}: its backbone is taken, the classifier is new")
@@ -121,15 +121,15 @@ def _say_where(layout: FileModel, place: str) -> None:
         say(f"{place}: the weights below '{below[:-1]}' are taken")
 
 
-def _left_out(
+def _why_new_classifier(
     reason: str,
     state: State,
     expected: Mapping[str, Tensor],
     of_files_head: Sequence[str],
     last: Sequence[str],
 ) -> tuple[str, Sequence[str]]:
-    """Why a student's classifier is not taken from the file, "" where it is or the model has none; and names of tensors that
-    are left out.
+    """Why a student's classifier is not taken from the file, "" where it is taken or the model has none; and names of the
+    tensors in the file that are left out.
 
     Args:
         reason: that the classes are others; "": not known so far.

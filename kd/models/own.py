@@ -179,7 +179,9 @@ class OwnModel(nn.Module):
         switch(enable)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or without classes features ``(N, D)``."""
+        """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or without classes features ``(N, D)``; a UserError where the
+        model's output has neither (:func:`logits_of`).
+        """
         output = self.model(x)
         if self.num_classes:
             return logits_of(output)

@@ -59,10 +59,9 @@ class DenseModel(nn.Module):
         else:
             self.indices = list(range(count - last, count))
         backbone.prune_intermediate_layers(self.indices, prune_norm=not is_vit, prune_head=True)  # type: ignore[operator]
+        # timm 1.0.28 leaves a ConvNeXt's last norm there: DDP waits for its gradient
         if not is_vit and list(getattr(backbone, "head", nn.Identity()).parameters()):
-            backbone.head = (
-                nn.Identity()
-            )  # timm 1.0.28 leaves a ConvNeXt's last norm there: DDP waits for its gradient
+            backbone.head = nn.Identity()
         self.norm = is_vit
         self.head = DenseHead([info[i]["num_chs"] for i in self.indices], width, num_classes)
         self.num_classes = num_classes

@@ -345,7 +345,7 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_pickle(file: Path) -> object:
-    """The content of a file of ``torch.save``; weights and plain values alone are read."""
+    """The content of a file of ``torch.save``: weights and plain values alone. Errors as of :func:`read_tensors`."""
     # timm's training checkpoints have their settings as a Namespace
     with torch.serialization.safe_globals([argparse.Namespace]):
         return read_tensors(file, mmap=zipfile.is_zipfile(file))

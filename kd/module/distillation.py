@@ -148,6 +148,9 @@ class DistillationModule(Inference):
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts, settles, measures and compiles.
+
+        Raises:
+            UserError: as of :func:`check_before_fits`, :func:`by_the_first` and :func:`apply_auto`.
         """
         if self._ended:  # teardown has put the user's model back
             self._exchange_given()

@@ -151,9 +151,8 @@ class Validation:
             if teacher is not None:
                 images = batch["image"][real_rows(batch)]
                 pictures = len(images)
-                if (
-                    not pictures
-                ):  # padding alone runs all the same: others may wait for this process
+                # padding alone runs all the same: others may wait for this process
+                if not pictures:
                     images = batch["image"]
                 answer = teacher.answer({"image": images}, student.objective.wanted)
                 student.measure(images, answer, pictures)

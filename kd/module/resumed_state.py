@@ -213,9 +213,8 @@ def _check_optimizer(
             if type(value) is int:
                 settings[key] = float(value)
         check_form(_settings(group), settings, f"{place}: the optimizer's param_groups.{i}")
-    check_form(
-        left, {}, f"{place}: the optimizer's state"
-    )  # states of parameters that there are not
+    # what is left is of parameters that this run does not have
+    check_form(left, {}, f"{place}: the optimizer's state")
 
 
 def _check_state(

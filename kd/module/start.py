@@ -34,6 +34,9 @@ def settle_once(
         teacher: of the run, on its device.
         sample: takes a number N, and returns as many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every
             process.
+
+    Raises:
+        UserError, RunError: as of :func:`by_the_first`.
     """
     settle = partial(settle_losses, student, teacher, sample)
     if not teacher.is_shared_out:

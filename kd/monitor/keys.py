@@ -51,6 +51,9 @@ class MonitorSpec(MonitorSettings):
             ``price_per_hour``: what the job costs an hour, as set or by the table. ``input_machines``: by name price, cores
             and GPUs (``price``, ``vcpus``, ``gpus``) of the table's machines with known cores; those without GPUs could
             make the batches, those with GPUs train instead.
+
+        Raises:
+            UserError: the table can't be read.
         """
         costs = {
             "price_per_hour": self.price_per_hour,

@@ -60,7 +60,11 @@ class WatchedResults(Callback):
     """
 
     def __init__(self, place: str, settings: Json, stopping: Stopping) -> None:
-        """Stores the settings, which are the class's; nothing is written before the training begins."""
+        """Stores the settings, which are the class's; nothing is written before the training begins.
+
+        Raises:
+            UserError: as of :func:`records_folder`.
+        """
         self.place = place
         self.settings = settings
         self.stopping = stopping

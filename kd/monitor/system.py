@@ -79,10 +79,10 @@ class Gpus:
         return [name.decode() if isinstance(name, bytes) else name for name in names]
 
     def read(self) -> list[Json]:
-        """What :meth:`_one` reads of each GPU, in the order of :meth:`names`; [] without any."""
-        return [self._one(handle) for handle in self._handles]
+        """What :meth:`_read_one` reads of each GPU, in the order of :meth:`names`; [] without any."""
+        return [self._read_one(handle) for handle in self._handles]
 
-    def _one(self, handle: Any) -> Json:
+    def _read_one(self, handle: Any) -> Json:
         """One GPU's state; what NVML hides is left out.
 
         Returns:

@@ -136,9 +136,8 @@ class RefusedFile(OSError, UserError):
     """A file or folder that is not opened: ``filename`` names it, ``strerror`` says why."""
 
     def __str__(self) -> str:
-        if (
-            self.filename is None
-        ):  # raised again by torch from a loader process, with the text alone
+        # raised again by torch from a loader process, with the text alone
+        if self.filename is None:
             return super().__str__()
         return f"{self.filename}: {self.strerror}"
 

@@ -81,9 +81,7 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
         raise UserError(f"{key}: must be a URL of {', '.join(STORES)}, got {url[:200]}")
     try:
         return fsspec.core.url_to_fs(url)
-    except (
-        Exception
-    ) as error:  # the object stores' clients raise many kinds; ImportError names a package
+    except Exception as error:  # many kinds, by the stores' clients; ImportError names a package
         raise UserError(f"{key}: {url} can't be opened: {first_line(error)}") from error
 
 

@@ -37,7 +37,7 @@ def check_parquet(file: Path) -> None:
         json.loads(of_datasets, object_pairs_hook=_with_few_classes)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         # first without the dictionaries, which are read only where all else is small enough
-        for size_of in (_stored, partial(_texts, file)):
+        for size_of in (_bytes_of_value, partial(_longest_text, file)):
             size = 0
             for number, column in product(range(len(groups)), range(metadata.num_columns)):
                 chunk = groups[number].column(column)
@@ -59,7 +59,7 @@ def _with_few_classes(pairs: list[tuple[str, Any]]) -> Json:
     return dict(pairs)
 
 
-def _stored(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
+def _bytes_of_value(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
     """Bytes that a value of a column takes, texts aside: at least 8, or the ``length`` of all its values where the column
     fixes one. A ValueError for texts that are stored by their common beginnings.
     """
@@ -68,7 +68,7 @@ def _stored(chunk: "ColumnChunkMetaData", _: int, length: int | None) -> int:
     return max(8, length or 0)
 
 
-def _texts(file: Path, chunk: "ColumnChunkMetaData", group: int, _: int | None) -> int:
+def _longest_text(file: Path, chunk: "ColumnChunkMetaData", group: int, _: int | None) -> int:
     """Bytes of the longest text in the dictionary of a column in one group of rows; 0 where it has no dictionary of texts.
 
     With a dictionary the file holds each text once, and each row its place: a long one may come any number of times. The

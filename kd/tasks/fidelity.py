@@ -374,9 +374,8 @@ class Fidelity:
         hits = [[0, 0, 0] for _ in range(self.num_classes)]
         for (first, second), count in self.pairs[model].items():
             if self.kind == "multilabel":
-                case = {3: 0, 1: 1, 2: 2}.get(
-                    second
-                )  # right, answered wrongly, missed; see `pairs`
+                # right, answered wrongly, missed; see `pairs`
+                case = {3: 0, 1: 1, 2: 2}.get(second)
                 if case is not None:
                     hits[first][case] += count
             elif first == second:

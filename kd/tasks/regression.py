@@ -98,7 +98,7 @@ class Regression(Task):
         return [
             "r2",
             *(
-                _metric(kind, name)
+                _metric_name(kind, name)
                 for kind in ("r2", "mae", "rmse")
                 for name in self.names
                 if kind != "r2" or name
@@ -198,7 +198,7 @@ class Regression(Task):
         for kind in ("r2", "mae", "rmse"):
             values_C = errors[kind].reshape(-1)  # torchmetrics makes one number a scalar
             for i, name in enumerate(self.names):
-                metrics[_metric(kind, name)] = values_C[i]
+                metrics[_metric_name(kind, name)] = values_C[i]
         metrics["r2"] = errors["r2"].reshape(-1).mean()
         return metrics
 
@@ -207,10 +207,10 @@ class Regression(Task):
         return 0.0
 
 
-def _metric(kind: str, name: str) -> str:
+def _metric_name(kind: str, name: str) -> str:
     """The name of a target's metric, without blanks and slashes.
 
-    >>> _metric("mae", "fat (g)"), _metric("mae", "")
+    >>> _metric_name("mae", "fat (g)"), _metric_name("mae", "")
     ('mae_fat_(g)', 'mae')
     """
     if not name:

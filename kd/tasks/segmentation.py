@@ -44,7 +44,11 @@ class Segmentation(Task):
         ignore_index: int | None = None,
         class_weights: ClassWeights = None,
     ) -> None:
-        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
+        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`.
+
+        Raises:
+            ValueError: fewer classes than one, or weights that no classes can have.
+        """
         super().__init__(num_classes, ignore_index)
         check_class_weights(class_weights)
         self.class_weights = class_weights
