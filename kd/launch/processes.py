@@ -182,7 +182,7 @@ def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str)
 def _has_a_file() -> bool:
     """Whether this program can be started again by its file or its module, as Lightning starts the other processes.
 
-    Not so a program from standard input, of ``python -c``, or typed into a shell.
+    False for a program from standard input, of ``python -c``, or typed into a shell.
     """
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     return is_module or Path(sys.argv[0]).is_file()

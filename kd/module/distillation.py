@@ -399,8 +399,8 @@ class DistillationModule(Inference):
         """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
 
         Lightning calls it with all other parts in ``checkpoint`` already. A classifier that is made of the teacher's (SimKD)
-        is brought up to date first. Its weights in ``checkpoint`` share its memory, so they change too; those of DeepSpeed
-        are copies, and stay.
+        is brought up to date first. The weights in ``checkpoint`` share the model's memory, so they change too; those of
+        DeepSpeed are copies, and stay.
         """
         self.student.take_classifier()
         checkpoint.update(self.resume.content(self.data, bool(self.caches), self.compiled))

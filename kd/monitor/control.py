@@ -34,7 +34,7 @@ class Control(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remembers the file as it is now: its order to profile was for an earlier process and is not followed again.
 
-        Its other orders are followed.
+        The file's other orders are followed.
         """
         with suppress(RefusedFile):  # the first look reports it
             self._before_start = read_command(self.watched.folder(trainer))
