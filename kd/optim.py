@@ -625,14 +625,14 @@ def warmup_then(
     return factor(min(1.0, (step - warmup_steps) / after_warmup))
 
 
-def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
+def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[int]) -> float:
     """Factor of the learning rate at ``step`` (from 0): linear warm-up to 1; then each milestone that is reached divides it
     by 10.
 
     Args:
         step: optimizer steps done.
         warmup_steps: of the warm-up; milestones within it take effect at its end.
-        milestones: optimizer steps, ascending; a fraction where a part of an epoch is no whole number of steps.
+        milestones: optimizer steps, ascending.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -665,7 +665,7 @@ def build_schedule(
 
     Args:
         optimizer: from now on each group's rate is the one that it was made with, times the factor of the step.
-        spec: warm-up in epochs, milestones, the least rate, a schedule of the user's own.
+        spec: warm-up and milestones in epochs, each to the nearest step; the least rate; a schedule of the user's own.
         total_steps: optimizer steps of the run; infinite: its end is not known, and after the warm-up the progress stays 0,
             so that a cosine stays at its peak.
         steps_per_epoch: infinite for a loader without a length.
@@ -687,7 +687,7 @@ def build_schedule(
     else:
         warmup = steps_of_warmup(spec.warmup_epochs, total_steps, steps_per_epoch)
     if spec.milestones:
-        milestones = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
+        milestones = [round(epoch * steps_per_epoch) for epoch in spec.milestones]
         return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, milestones))
     own: Any = spec.schedule
     if not isinstance(own, str):

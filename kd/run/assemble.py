@@ -240,20 +240,28 @@ def choose_start(
     Raises:
         UserError: as of :func:`_start`.
     """
+    members = {} if teacher is None else dict(teacher.members)
     spec = _own_patches(asked)
     model = build(spec)
-    start, note, parent = _start(spec, model, teacher)
-    if start == "inherited" and teacher is not None:
+    start, note, parent = _start(spec, model, members)
+    if start == "inherited":
         is_auto = spec is not asked
-        inheriting_spec, note = _patches_of(teacher.members[parent], spec, model, is_auto)
+        inheriting_spec, note = _patches_of(members[parent], spec, model, is_auto)
         if inheriting_spec is not spec:
             spec = inheriting_spec
             model = build(spec)
     return Begun(spec, model, start, note, parent)
 
 
-def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
+def _start(
+    spec: StudentSpec, model: nn.Module, members: Mapping[str, FrozenTeacher]
+) -> tuple[str, str, str]:
     """Where the student's first weights will come from; no weights are changed here.
+
+    Args:
+        spec: the student's settings.
+        model: built from them.
+        members: the run's teachers by name; none without a teacher.
 
     Returns:
         ``start``, ``note`` and ``parent`` of :class:`~kd.distill.student.Student`.
@@ -269,9 +277,8 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
             f"give one of them (inherit=auto takes {given}'s)"
         )
     is_auto = spec.inherit == "auto"
-    if not spec.inherit or (is_auto and (teacher is None or start == "pre-trained")):
+    if not spec.inherit or (is_auto and (not members or start == "pre-trained")):
         return start, "", ALL
-    members = {} if teacher is None else dict(teacher.members)
     if is_auto and len(members) > 1:
         note = "there are several: model.student.inherit=true takes the first whose layers fit"
         return start, note, ALL
@@ -291,7 +298,7 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
     if is_auto:
         return start, problem, ALL
     without = ""
-    if teacher is not None:
+    if members:
         without = "; model.student.inherit=auto trains such a student without them"
     raise UserError(f"model.student.inherit: {problem}{without}")
 

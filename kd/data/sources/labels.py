@@ -60,6 +60,8 @@ def doubts(classes: Sequence[str]) -> list[str]:
     ["classes that hardly differ stay separate: 'red', 'Red'"]
     >>> doubts(["Irish setter", "English setter", "Irish terrier", "Welsh terrier", "pug"])
     []
+    >>> doubts(["0.5", "1.5", "full", "empty"])
+    []
     """
     notes: list[str] = []
     alike: dict[str, list[str]] = {}
@@ -81,7 +83,7 @@ def doubts(classes: Sequence[str]) -> list[str]:
             "leave these pictures out of the data if they have no label"
         )
     measured = [name for name in classes if FRACTION.fullmatch(name)]
-    if len(measured) > 1 and 2 * len(measured) > len(classes):
+    if 2 * len(measured) > len(classes):
         notes.append(
             f"warning: each number is a class: {in_quotes(measured)}; to learn numbers, take the task Regression "
             "(data.source.targets=[COLUMN])"
