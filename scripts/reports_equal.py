@@ -1,4 +1,4 @@
-"""Does kd-report say the same of 3,000 drawn runs? Compares limits, findings and what-if with those that are kept.
+"""Does kd-report say the same of 3,000 drawn runs? Compares limits, findings, what-if and pages with those that are kept.
 
     python scripts/reports_equal.py [--repo FOLDER_OF_A_CHECKOUT]     compares with reports_equal.txt, beside this file
     python scripts/reports_equal.py --show 17 [--repo ...]            all that is said of run 17
@@ -6,9 +6,10 @@
 
 Each run is a folder as kd-train writes it, drawn by its number: GPUs or CPUs, one to four ranks, a data tier, a data set
 without an end, a teacher's cache, answers from elsewhere, trainings that are not kd's. The kept file has a line a run: its
-headline, the rules that fire (the file's head names and counts them), and hashes of its limits, of its findings and of its
-what-if (names and numbers), and of all words. Differences in words alone are counted apart. Exits with 1 where anything
-differs. One to two minutes on one core. :func:`explain` is the only code that knows kd.
+headline, the rules that fire (the file's head names and counts them), and hashes of its limits, of its findings, of its
+what-if and of its page (names and numbers), and of all words. Differences in words alone are counted apart. Exits with 1
+where anything differs. One minute on one core; a test compares the first hundred. :func:`explain` is the only code that
+knows kd.
 """
 
 import argparse
@@ -22,14 +23,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 RUNS = 3000
 KEPT = Path(__file__).with_suffix(".txt")
 NOW = 1_800_000_000.0  # the clock while a run is explained
-SHOWN = 40  # differences that are printed
-PARTS = ("limits", "findings", "what_if", "words")
+PARTS = ("limits", "findings", "what_if", "page", "words")
 Drawn = dict[str, Any]
 
 
@@ -38,13 +39,15 @@ def explain(folder: Path, change: list[str]) -> dict[str, Any]:
 
     Returns:
         ``limits``: (bound, gain or None, text) of each, the headline first; ``findings``: (rule, text) of each;
-        ``what_if``: lines; ``notes``: what could not be read or worked out.
+        ``what_if``: lines; ``page``: the page's sections; ``notes``: what could not be read or worked out.
     """
     from kd.commands.report import WhatIf
     from kd.errors import UserError
     from kd.report.costs import outlook_table
+    from kd.report.html import finite
     from kd.report.records import read_run
     from kd.report.rules import Explained
+    from kd.report.sections import report
     from kd.run.options import options_of
 
     explained = Explained(read_run(folder))
@@ -55,8 +58,15 @@ def explain(folder: Path, change: list[str]) -> dict[str, Any]:
         what_if = [*map(str, outlook_table(explained.facts, wanted).rows)]
     except UserError as error:
         what_if = [str(error)]
+    page = [finite(x if isinstance(x, dict) else asdict(x)) for x in report(explained)]
     notes = [explained.verdict["text"], *explained.run.notes, *explained.failures]
-    return {"limits": limits, "findings": sorted(findings), "what_if": what_if, "notes": notes}
+    return {
+        "limits": limits,
+        "findings": sorted(findings),
+        "what_if": what_if,
+        "page": page,
+        "notes": notes,
+    }
 
 
 # -- drawing a run -----------------------------------------------------------------------------------------------------
@@ -468,13 +478,28 @@ def line_of(number: int, said: dict[str, Any], codes: dict[str, str]) -> str:
     findings = [[rule, figures([text])] for rule, text in said["findings"]]
     headline = limits[0][0] if limits else "-"
     rules = ",".join(codes.get(rule, rule) for rule in rules_of(said)) or "-"
-    hashes = [digest(part) for part in (limits, findings, figures(said["what_if"]), said)]
+    what_if = figures(said["what_if"])
+    page = figures([json.dumps(said["page"])])
+    hashes = [digest(part) for part in (limits, findings, what_if, page, said)]
     return f"{number} {headline} {rules} {' '.join(hashes)}"
 
 
 def rules_of(said: dict[str, Any]) -> list[str]:
     """The rules that fire, by name."""
     return sorted({rule for rule, _ in said["findings"]})
+
+
+def read_kept() -> tuple[dict[str, str], dict[str, str]]:
+    """The kept file: a line by the run's number, and the rules' codes by name."""
+    kept = {}
+    codes = {}
+    for line in KEPT.read_text().splitlines():
+        first, second, third, *_ = line.split(" ")
+        if first == "#":
+            codes[third] = second
+        else:
+            kept[first] = line
+    return kept, codes
 
 
 def differences(
@@ -484,11 +509,8 @@ def differences(
     names = {code: rule for rule, code in codes.items()}
     for line in found:
         number, headline, rules, *hashes = line.split(" ")
-        before = kept.get(number)
+        before = kept[number]
         if before == line:
-            continue
-        if before is None:
-            yield f"{number}: not kept", False
             continue
         _, headline_before, rules_before, *hashes_before = before.split(" ")
         parts = []
@@ -499,8 +521,8 @@ def differences(
         if headline != headline_before:
             parts.append(f"{headline_before} is {headline} now")
         fire, fired = set(rules.split(",")), set(rules_before.split(","))
-        parts += [f"{names.get(code, code)} fires" for code in sorted(fire - fired - {"-"})]
-        parts += [f"{names.get(code, code)} no longer" for code in sorted(fired - fire - {"-"})]
+        for code in sorted((fire ^ fired) - {"-"}):
+            parts.append(f"{names.get(code, code)} {'fires' if code in fire else 'no longer'}")
         yield f"{number} ({Draw(int(number)).has}): {', '.join(parts)}", only_words
 
 
@@ -510,7 +532,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repo", type=Path, default=Path(__file__).resolve().parent.parent)
-    parser.add_argument("--runs", type=int, default=RUNS, help="so many of them")
     parser.add_argument("--show", type=int, help="all that is said of this run")
     parser.add_argument("--write", action="store_true", help="keep what is said")
     options = parser.parse_args()
@@ -524,7 +545,7 @@ def main() -> int:
         print(has, json.dumps(said, indent=1), sep="\n")
         return 0
 
-    said_of_all = [said_of(number)[1] for number in range(options.runs)]
+    said_of_all = [said_of(number)[1] for number in range(RUNS)]
     counts = Counter(rule for said in said_of_all for rule in rules_of(said))
     if options.write:
         codes = {rule: str(code) for code, rule in enumerate(sorted(counts))}
@@ -534,26 +555,12 @@ def main() -> int:
         print("kept in", KEPT)
         return 0
 
-    kept, codes = {}, {}
-    for line in KEPT.read_text().splitlines():
-        first, second, third, *_ = line.split(" ")
-        if first == "#":
-            codes[third] = second
-        else:
-            kept[first] = line
+    kept, codes = read_kept()
     found = [line_of(number, said, codes) for number, said in enumerate(said_of_all)]
     different = list(differences(kept, found, codes))
-    print(*(text for text, _ in different[:SHOWN]), sep="\n")
+    print(*(text for text, _ in different[:40]), sep="\n")
     of_words = sum(only_words for _, only_words in different)
-    print(
-        f"{len(different)} of {len(found)} runs differ, {of_words} of them in words alone", end="; "
-    )
-    silent = sorted(set(codes) - set(counts))
-    print(
-        f"{len(counts)} rules fire, not {', '.join(silent)}"
-        if silent
-        else f"{len(counts)} rules fire"
-    )
+    print(f"{len(different)} of {len(found)} runs differ, {of_words} of them in words alone")
     return int(bool(different))
 
 
