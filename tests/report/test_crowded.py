@@ -91,12 +91,9 @@ def test_the_cured_run_gets_no_such_verdict(workers: int) -> None:
 
 def test_many_processes_that_get_their_cores_limit_nothing() -> None:
     assert Explained(crowded(16, STEADY, util=95, hot=0)).verdict["bound"] == "student"
-    assert (
-        Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).verdict["bound"] == "student"
-    )  # measured: nobody waits
-    assert "PhaseVariation" in {
-        f.rule for f in Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).findings
-    }
+    nobody_waits = Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0))  # measured
+    assert nobody_waits.verdict["bound"] == "student"
+    assert "PhaseVariation" in {f.rule for f in nobody_waits.findings}
 
 
 def test_a_teacher_whose_cache_answers_half_of_the_steps_does_not_swing() -> None:

@@ -67,7 +67,7 @@ def test_validation_begins_with_the_student_before_its_first_step() -> None:
 
 def test_two_starts_are_not_compared() -> None:
     found = {
-        "gain": (0.0, 0.0, 0.0),
+        "gain": (0.0, 0.0, 0.25),
         "measure": "accuracy",
         "metric": "acc1",
         "pictures": 9,
@@ -76,7 +76,7 @@ def test_two_starts_are_not_compared() -> None:
     assert (
         labels_alone_table(found)
         .rows[0][0]
-        .startswith("+0.0 points (0.0 to 0.0) over labels alone")
+        .startswith("+0.0 points (0.0 to 25.0) over labels alone")
     )
     (line,), *_ = labels_alone_table({**found, "of_start": True}).rows
     assert line.startswith("not compared with labels alone: neither training made the start better")

@@ -7,105 +7,105 @@ from typing import Any
 import pytest
 
 from kd.report.records import RunRecords, read_run
-from kd.report.rules import RULES, Explained, by_rule
+from kd.report.rules import RULES, Explained
 from kd.report.step_facts import Swing
 from tests._pages import run_of, write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
 
-# rule, arguments that fire it, arguments that don't
+# rule, arguments that just fire it, arguments that just don't
 CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
-    ("CPUBottleneck", ([95] * 300, [5] * 300), ([95] * 300, [80] * 300)),
-    ("CPUBottleneck", ([0] * 100 + [95] * 9, [5] * 109), ([95] * 100, [5] * 100)),  # skips 100
-    ("IOBottleneck", ([60] * 1300, [30] * 1300), ([60] * 1300, [90] * 1300)),
-    ("IOBottleneck", ([60] * 1300, [0] * 1300), ([10] * 1300, [0] * 1300)),
-    ("LowGPUUtilization", ([40] * 1600,), ([95] * 1600,)),
-    ("LowGPUUtilization", ([95] * 1000 + [95, 0] * 300,), ([0] * 1000 + [95] * 600,)),
-    ("BatchSize", ([30] * 700, [40] * 700, [20] * 700), ([30] * 700, [40] * 700, [85] * 700)),
-    ("GPUMemoryIncrease", ([40 + n / 50 for n in range(700)],), ([40] * 700,)),
+    ("CPUBottleneck", ([91] * 300, [9] * 300), ([91] * 300, [10] * 300)),
+    ("CPUBottleneck", ([0] * 100 + [91], [9] * 101), ([0] * 100 + [91, 90], [9] * 102)),  # skips 100
+    ("IOBottleneck", ([51] * 1300, [69] * 1300), ([51] * 1300, [70] * 1300)),
+    ("IOBottleneck", ([0] * 1000 + [51], [0] * 1001), ([50] * 1300, [0] * 1300)),
+    ("LowGPUUtilization", ([69] * 1600,), ([70] * 1600,)),
+    ("LowGPUUtilization", ([95] * 1000 + [9],), ([0] * 1000 + [10, 70] * 300,)),
+    ("BatchSize", ([99] * 100 + [69], [69] * 700, [69] * 700), ([69] * 700, [69] * 700, [70] * 700)),
+    ("GPUMemoryIncrease", ([40 + n for n in range(120)],), ([40] * 700,)),
     ("MemoryLeak", ([900 + 2 * n for n in range(600)],), ([900 + min(n, 60) for n in range(600)],)),
     ("MemoryLeak", ([1000 + n for n in range(600)],), ([1000 + n % 50 for n in range(600)],)),
     ("MemoryLeak", ([1000 + n for n in range(600)],), ([3800 + n / 50 + 1500 * (n > 400) for n in range(600)],)),
-    ("LoadBalancing", ([[95] * 50, [30] * 50],), ([[95] * 50, [80] * 50],)),
-    ("SlowRank", ({0: 50.0, 1: 51.0, 2: 80.0},), ({0: 50.0, 1: 51.0, 2: 52.0},)),
+    ("LoadBalancing", ([[96] * 11, [48] * 11],), ([[96] * 50, [49] * 50],)),
+    ("SlowRank", ({0: 50.0, 1: 50.0, 2: 58.0},), ({0: 50.0, 1: 50.0, 2: 57.0},)),
     ("StepOutlier", ([50.0] * 2000 + [500.0] * 11,), ([50.0] * 2000 + [500.0] * 10,)),
-    ("MaxInitializationTime", (1201.0,), (1199.0,)),
-    ("Dataloader", (0.0, 16, 2, 2, 1, 0.0, "16 and 2 share 2 cores"), (0.02, 1, 1, 2)),
-    ("Dataloader", (0.4, 1, 1, 8), (0.02, 1, 1, 8)),
-    ("Dataloader", (0.4, 0, 1, 2), (0.4, 0, 1, 2, 1, 1.9)),  # others use the second core
-    ("Dataloader", (0.0, 16, 1, 96, 8, 0.0, "128 and 8 share 96 cores"), (0.0, 8, 1, 96, 8)),  # 8 ranks
-    ("HotCores", ("6 of 96 cores are full", []), ("6 of 96 cores are full", [95] * 90)),
-    ("HotCores", ("6 of 96 cores are full", [30] * 90), ("", [])),
+    ("MaxInitializationTime", (1201.0,), (1200.0,)),
+    ("Dataloader", (0.0, 2, 2, 2, 1, 0.0, "2 and 2 share 2 cores"), (0.0, 2, 1, 2)),
+    ("Dataloader", (0.4, 1, 1, 8), (0.1, 1, 1, 8)),
+    ("Dataloader", (0.4, 0, 1, 2), (0.4, 0, 1, 2, 1, 0.6)),  # others use the second core
+    ("Dataloader", (0.0, 16, 1, 96, 8, 0.0, "128 and 8 share 96 cores"), (0.0, 1, 3, 8, 8)),  # 8 ranks
+    ("HotCores", ("6 of 96 cores are full", []), ("6 of 96 cores are full", [70] * 90)),
+    ("HotCores", ("6 of 96 cores are full", [69] * 90), ("", [])),
     ("EfaMissing", ("Socket",), ("Libfabric",)),
     ("NoStart", ("scratch",), ("pre-trained",)),
     ("PhaseVariation", (Swing("backward", 8e3, 24e3, 31e3),), (None,)),
-    ("SchedulerDelay", (0.3, None, "pt_autograd_0"), (0.1, 0.1, "")),
-    ("SchedulerDelay", (0.0, 0.5), (None, None)),
-    ("Throttling", ([["heat"]] * 10 + [[]] * 90,), ([["heat"]] + [[]] * 99,)),
-    ("Swap", ([100, 200, 400],), ([400, 400, 410],)),
-    ("LossNotDecreasing", ([2.0 + 0.01 * (n % 3) for n in range(60)],),
+    ("SchedulerDelay", (0.2, None, "pt_autograd_0"), (0.19, 0.19, "")),
+    ("SchedulerDelay", (0.0, 0.2), (None, None)),
+    ("Throttling", ([["heat"]] * 6 + [[]] * 94,), ([["heat"]] + [[]] * 19,)),
+    ("Swap", ([100, 200, 300],), ([400, 400, 599],)),
+    ("LossNotDecreasing", ([2.0 + 0.01 * (n % 3) for n in range(20)],),
      ([2.0 - 0.01 * n for n in range(60)],)),
     ("LossNotDecreasing", ([0.01 * n - 2.0 for n in range(60)],), ([-2.0 - 0.01 * n for n in range(60)],)),
     ("LossNotDecreasing", ([0.0] * 10 + [1.0] * 50,), ([0.0] * 60,)),
-    ("LossRising", ([2.0, 2.1, 2.2, 5.0, 30.0, 60.0],), ([2.0, 2.1, 2.2, 2.5, 2.6, 30.0, 2.6],)),
+    ("LossRising", ([2.0, 2.0, 2.2, 5.0, 6.0, 60.0],), ([2.0, 2.0, 2.2, 2.5, 5.9, 60.0, 2.6],)),
     ("LossRising", ([2.0, 2.1, 2.2, 5.0, math.nan, math.nan],), ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0],)),
     ("Overfit", ([2, 1.5, 1.2, 1.0, 0.8], [0.5, 0.8, 0.74, 0.72, 0.7]),
      ([2, 1.5, 1.2, 1.0, 0.8], [0.5, 0.6, 0.7, 0.74, 0.75])),
-    ("VanishingGradient", ([1e-9] * 6 + [1.0] * 4,), ([1.0] * 10,)),
+    ("VanishingGradient", ([1e-9] * 6 + [1.0] * 4,), ([1e-9, 1e-7],)),
     ("ExplodingTensor", ([1.0] * 9 + [None],), ([1.0] * 9 + [3.0],)),
-    ("ExplodingTensor", ([1.0] * 9 + [500.0],), ([1.0] * 9 + [50.0],)),
-    ("DeadRelu", ({"a": 0.6, "b": 0.1},), ({"a": 0.3},)),
-    ("PoorWeightInitialization", ({"a": 1e-5, "b": 1.0},), ({"a": 0.5, "b": 1.0},)),
-    ("ClassImbalance", ([1000, 50],), ([100, 50],)),
+    ("ExplodingTensor", ([1.0] * 4 + [101.0],), ([1.0] * 9 + [100.0],)),
+    ("DeadRelu", ({"a": 0.51, "b": 0.1},), ({"a": 0.5},)),
+    ("PoorWeightInitialization", ({"a": 0.001, "b": 1.01},), ({"a": 0.0, "b": 0.0},)),
+    ("ClassImbalance", ([500, 50],), ([499, 50],)),
     ("TeacherNearChance", (0.27, 0.25, 400), (0.6, 0.25, 400)),
     ("TeacherNearChance", (0.5, 0.5, 100), (0.75, 0.5, 4)),  # few pictures do not judge a teacher
     ("TeacherNearChance", (0.27, 0.25, 400), (0.0, 0.1, 4)),
     ("StudentIgnoresTeacher",
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [-0.5] * 5}),
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [5, 4, 3, 2, 1]})),
-    ("StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.5] * 5, {})),
-    ("FeaturesCollapse", ([20.0, 4.8], 296), ([4.8, 28.8], 296)),
+    ("StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.8] * 5, {"kd": [1] * 5})),
+    ("FeaturesCollapse", ([20.0, 9.9], 296), ([4.8, 10.0], 296)),
     ("FeaturesCollapse", ([4.8], 100), ([4.8], 99)),
     ("WorseThanStart", (0.818, 0.733, 371), (0.818, 0.80, 371)),  # two points of 371 pictures are luck
-    ("WorseThanStart", (0.2, 0.3, 0, "val/feature_loss"), (0.3, 0.2, 0, "val/feature_loss")),
+    ("WorseThanStart", (0.2, 0.3, 0, "val/feature_loss"), (50.0, 51.0, 0, "val/feature_loss")),
     ("WorseThanStart", (0.6, 0.5, 0, "val/miou"), (None, 0.5, 0, "val/miou")),
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5),
      ([0.2, 0.5, 0.6, 0.6, 0.605], [0.3] * 5)),
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "scratch"),
-     ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.6, 0.8, 0.9])),
+     ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.6, 0.8, 0.8])),
     # a student that is worse than its start is not told to train on, and two pictures of 100 are luck
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "inherited", "val/acc1", 400, 0.5),
      ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "inherited", "val/acc1", 400, 0.7)),
     ("StudentUnderTrained", ([0.5, 0.5, 0.5, 0.5, 0.52], [0.3] * 5, "", "val/acc1", 10_000),
      ([0.5, 0.5, 0.5, 0.5, 0.52], [0.3] * 5, "", "val/acc1", 100)),
-    ("TemperatureTooHigh", ([0.99] * 5,), ([0.5] * 5,)),
-    ("TemperatureTooLow", ([0.001] * 5,), ([0.1] * 5,)),
-    ("SaturatedActivation", ({"gate": 0.9},), ({"gate": 0.3},)),
-    ("WeightUpdateRatio", ([1e-9] * 5,), ([1e-3] * 5,)),
-    ("WeightUpdateRatio", ([0.4] * 5,), ([0.4, 1e-3, 1e-3, 1e-3],)),  # the first step's
+    ("TemperatureTooHigh", ([0.99] * 5,), ([0.98],)),
+    ("TemperatureTooLow", ([0.001] * 5,), ([0.02],)),
+    ("SaturatedActivation", ({"gate": 0.81},), ({"gate": 0.8},)),
+    ("WeightUpdateRatio", ([9e-9] * 3,), ([1e-8] * 3,)),
+    ("WeightUpdateRatio", ([0.11] * 3,), ([0.4, 0.1, 0.1, 0.1],)),  # the first step's
     ("AllZero", ({"a": 1.0, "b": 0.5},), ({"a": 0.99},)),
     ("UnchangedTensor", ([["a", "b"], ["a"], ["a", "c"]],), ([["a"], [], ["a"]],)),
     ("UnchangedTensor", ([[], ["a"], ["a"], ["a"]],), ([["a"], ["a"]],)),
-    ("TensorVariance", ({"a": 2e3},), ({"a": 1.0, "b": 30.0},)),
-    ("TensorVariance", ({"a": 1e-6},), ({"a": 1e-3},)),
-    ("CheckInputImages", ([PICTURES | {"constant": 0.2}] * 3,), ([PICTURES] * 3,)),
-    ("CheckInputImages", ([PICTURES | {"duplicated": 0.5}],), ([PICTURES | {"low": 9}],)),
-    ("CheckInputImages", ([PICTURES | {"high": 1}],), ([PICTURES | {"high": 1}, PICTURES],)),
-    ("CheckInputImages", ([PICTURES | {"bytes": False}],),
-     ([PICTURES | {"bytes": False, "low": -2.1, "high": 2.6}],)),
-    ("Overtraining", ([0.5, 0.8] + [0.79] * 10,), ([0.5, 0.8] + [0.79] * 9 + [0.81],)),
+    ("TensorVariance", ({"a": 1001.0},), ({"a": 1.0, "b": 1000.0},)),
+    ("TensorVariance", ({"a": 9e-6},), ({"a": 1e-5},)),
+    ("CheckInputImages", ([PICTURES | {"constant": 0.06}] * 3,), ([PICTURES | {"constant": 0.05}],)),
+    ("CheckInputImages", ([PICTURES | {"duplicated": 0.11}],), ([PICTURES | {"duplicated": 0.1}],)),
+    ("CheckInputImages", ([PICTURES | {"high": 1}],), ([PICTURES, PICTURES | {"high": 2}],)),
+    ("CheckInputImages", ([PICTURES | {"bytes": False, "high": 21}],),
+     ([PICTURES | {"bytes": False, "low": -2.1, "high": 20}],)),
+    ("Overtraining", ([0.5, 0.8] + [0.79] * 10,), ([0.5, 0.8] + [0.79] * 9 + [0.801],)),
     ("Overtraining", ([0.5, 0.8] + [0.79] * 10, [0.3, 0.1] + [0.1] * 10),
      ([0.5, 0.8] + [0.79] * 10, [0.3, 0.1] + [0.1 - 0.002 * n for n in range(10)])),  # it still learns
-    ("StalledTraining", (1900.0,), (100.0,)),
+    ("StalledTraining", (1801.0,), (1800.0,)),
     ("SimilarAcrossRuns",
      ({n: 2 - n / 9 for n in range(9)}, {"a/000": {n: 2 - n / 9 for n in range(6)}}),
      ({n: 2 - n / 9 for n in range(9)}, {"a/000": {n: 2 - n / 8 for n in range(6)}})),
-    ("SimilarAcrossRuns", ({n: 1.0 for n in range(5)}, {"b": {n: 1.0 for n in range(5)}}),
+    ("SimilarAcrossRuns", ({n: 100.0 for n in range(5)}, {"b": {n: 100.00005 for n in range(5)}}),
      ({n: 1.0 for n in range(5)}, {"b": {n: 1.0 for n in range(4)}})),  # fewer in common say little
     ("Confusion", ([("cat", "dog", 8), ("dog", "cat", 1)], {"cat": 20, "dog": 20}),
-     ([("cat", "dog", 5)], {"cat": 20, "dog": 20})),
+     ([("cat", "dog", 6)], {"cat": 20, "dog": 20})),
     ("Confusion", ([("cat", "dog", 9)], {"cat": 10}), ([("cat", "dog", 9)], {"cat": 9})),
-    ("LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 60.0, "task": 40.0},)),
+    ("LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 98.0, "task": 2.0},)),
     ("LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 1.0},)),
 ]  # fmt: skip
 
@@ -169,27 +169,10 @@ def test_the_rule_about_loaders_advises_what_the_limit_predicts() -> None:
     assert found.lever == limit.lever == "data.num_workers=4 instead of 1"
 
 
-# these take numbers, not readings
-SINGLE = (
-    "MaxInitializationTime",
-    "TeacherNearChance",
-    "PhaseVariation",
-    "SchedulerDelay",
-    "StalledTraining",
-    "WorseThanStart",
-)
-EMPTY: dict[str, tuple[Any, ...]] = {
-    "SlowRank": ({},), "DeadRelu": ({},), "StudentIgnoresTeacher": ([], {}), "StudentUnderTrained": ([], []),
-    "PoorWeightInitialization": ({},), "LossTermDominates": ({},), "Dataloader": (0.0, 0, 0, 0),
-    "SaturatedActivation": ({},), "AllZero": ({},), "TensorVariance": ({},), "SimilarAcrossRuns": ({}, {}),
-    "Confusion": ([], {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SINGLE])
+@pytest.mark.parametrize("rule", RULES)
 def test_nothing_recorded_nothing_said(rule: str) -> None:
-    count = {c[0]: len(c[2]) for c in CASES}[rule]
-    assert RULES[rule](*EMPTY.get(rule, ([],) * count)) is None
+    silent = {name: arguments for name, _, arguments in CASES}[rule]
+    assert RULES[rule](*(type(argument)() for argument in silent)) is None
 
 
 def test_every_rule_has_records_on_which_it_fires() -> None:
@@ -259,12 +242,6 @@ def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -
     assert "ClassImbalance" in {finding.rule for finding in Explained(run).findings}
     run.config = {"data": {"balance_classes": True}}
     assert "ClassImbalance" not in {finding.rule for finding in Explained(run).findings}
-
-
-def test_by_rule() -> None:
-    assert by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}}) == {
-        "Overfit": {"drop": 0.1, "patience": 5}
-    }
 
 
 def test_a_gpu_whose_use_is_not_known_does_not_renumber_the_others() -> None:
