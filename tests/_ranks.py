@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests._forks import start_ranks, status_of
+from tests._runs import student_of, summary_of
 
 
 def train(recipe: Path, *items: str, expect: int = 0, resume: Path | None = None) -> Path:
@@ -24,6 +28,16 @@ def losses(folder: Path) -> list[float]:
         json.loads(line)["loss"]
         for line in (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()
     ]
+
+
+def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
+    """Two ranks in shards have learnt what whole copies have, and rank 0 holds half of the optimizer's state."""
+    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
+    a, b = (student_of(folder) for folder in (plain, sharded))
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    account = summary_of(sharded)["optimizer_state"]
+    assert account["sharded_over"] == 2
+    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=of_half)
 
 
 HINT = [

@@ -1,6 +1,7 @@
 """Progress bars end at their totals: a total is what will really be read, also in short runs and of few pictures."""
 
 import gc
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def test_a_part_without_a_count_says_how_long_it_has_taken(
     with pytest.raises(ValueError, match="broken"), uncounted("converting to x", calm=0.05):
         time.sleep(0.3)
         raise ValueError("broken")
+    assert "uncounted" not in [thread.name for thread in threading.enumerate()]
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "converting to x ..."
     assert others and set(others) == {"converting to x: 0 s so far"}

@@ -10,6 +10,7 @@ from kd.optim import (
     GivenOptim,
     OptimSpec,
     Pace,
+    _order_state_as_weights,
     build_optimizer,
     scaled_to_batch,
     short_window,
@@ -51,6 +52,17 @@ def test_an_optimizer_that_needs_a_gpu_or_a_package_is_refused_in_a_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refuses(f"^optim.name: {name} .*CUDA required for (?i:{needs})"):
         build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs=kwargs))
+
+
+def test_a_resumed_state_lies_in_memory_as_its_weight() -> None:
+    weight = nn.Parameter(torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weight], momentum=0.9)
+    momentum = torch.rand(2, 3, 4, 4)
+    optimizer.state[weight]["momentum_buffer"] = momentum
+    _order_state_as_weights(optimizer)
+    found = optimizer.state[weight]["momentum_buffer"]
+    assert found.stride() == weight.stride()
+    assert torch.equal(found, momentum)
 
 
 def test_scaled_to_batch() -> None:

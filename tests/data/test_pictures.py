@@ -110,6 +110,7 @@ def test_a_lack_of_memory_is_not_called_a_matter_of_max_pixels(
     def load(image: Image.Image) -> None:
         raise MemoryError
 
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)  # Pillow's bound
     opened = open_picture(io.BytesIO(encoded(PIXELS)))
     monkeypatch.setattr(type(opened), "load", load)
     with pytest.raises(TooLarge, match="^its pixels need more memory than there is$"):

@@ -20,6 +20,7 @@ from kd.cli import pack_main, train_main
 from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint, shards
+from kd.data.sources.base import Split
 from kd.data.sources.shards import PICTURE
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
@@ -54,11 +55,17 @@ def test_resume_over_a_pack_is_exact(recipe: Path, tmp_path: Path) -> None:
     assert losses(part) == losses(whole)
 
 
+def packed_in_megabytes(folder: Path) -> Split:
+    """The training pictures that ``pack`` holds in shards of a MB."""
+    source = ImageFolder(str(draw_folder(folder / "data", size=400)))
+    split = source.load("train")
+    pack(split, source.classes, str(folder / "pack"), "train", shard_mb=1)
+    return split
+
+
 def test_shards_are_plain_tar_files_of_limited_size(tmp_path: Path) -> None:
     """WebDataset's layout: 00000007.jpg beside 00000007.cls."""
-    source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
-    split = source.load("train")
-    pack(split, source.classes, str(tmp_path / "pack"), "train", shard_mb=1)
+    split = packed_in_megabytes(tmp_path)
     shards = sorted((tmp_path / "pack").glob("train-*.tar"))
     assert len(shards) > 1
     seen = {}
@@ -174,9 +181,7 @@ def test_an_index_that_lies_is_refused_before_anything_is_read(
 def test_the_newest_shards_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that reads from more shards than it may hold open ended in an OSError."""
     monkeypatch.setattr(shards, "MOST_OPEN", 2)
-    source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
-    split = source.load("train")
-    pack(split, source.classes, str(tmp_path / "pack"), "train", shard_mb=1)
+    split = packed_in_megabytes(tmp_path)
     read: Any = Shards(str(tmp_path / "pack")).load("train")
     assert len(read.shards) > 3
     before = len([*Path("/proc/self/fd").iterdir()])

@@ -471,6 +471,7 @@ def test_simkd_of_weight_0_leaves_the_classifier_to_the_labels(teacher: Path) ->
     losses = {"simkd": SimKDLoss(weight=0.0)}
     student = module(teacher, distill_losses=losses).student
     assert student.objective.takeover is None
+    assert not any(x.requires_grad for x in student.objective.losses.parameters())
     assert student.model.get_classifier().weight.requires_grad  # type: ignore[operator, union-attr]
     before = student.model.get_classifier().weight.clone()  # type: ignore[operator, union-attr]
     student.take_classifier()

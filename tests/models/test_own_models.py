@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import timm
@@ -12,7 +13,7 @@ from torch import nn
 import kd
 from kd.cli import eval_main
 from kd.models import StudentSpec, TeacherSpec, build_model, load_checkpoint
-from kd.models.own import build_own
+from kd.models.own import OwnModel, build_own
 from kd.teachers import build_teacher
 from tests._files import read_json, write_json
 from tests._helpers import CLASSES, Command, refuses
@@ -133,6 +134,13 @@ def test_what_a_model_may_give(form: str) -> None:
     model = teacher.model.model.eval()
     model.form = "tensor"
     torch.testing.assert_close(teacher(PICTURES), model(PICTURES / 255))
+
+
+def test_gradient_checkpointing_is_the_models_own() -> None:
+    net = Net(4, 8, "tensor")
+    net.set_grad_checkpointing = switch = mock.Mock()
+    OwnModel(net, 4, (32, 32), [], []).set_grad_checkpointing(False)
+    switch.assert_called_once_with(False)
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------

@@ -339,6 +339,8 @@ def test_the_last_map_of_a_vit_is_what_its_final_norm_gives() -> None:
     taps = Taps(tiny_vit(), ["maps"], (32, 32))
     assert taps.paths("maps") == ["norm"]
     assert taps.paths(["blocks.0", "maps", "norm"]) == ["blocks.0", "norm"]
+    two_patches = tiny_vit(img_size=(16, 32), patch_size=16)
+    assert Taps(two_patches, ["maps"], (16, 32)).paths("maps") == ["norm"]
 
 
 def test_the_last_map_of_a_model_of_ones_own_comes_before_its_classifier() -> None:

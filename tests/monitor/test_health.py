@@ -40,6 +40,14 @@ def test_the_copied_weights_lie_over_the_whole_model(layers: int, copied: list[i
     assert numbers == copied
 
 
+@pytest.mark.parametrize("layer", [nn.Sigmoid(), nn.Tanh(), nn.Hardsigmoid()])
+def test_outputs_at_either_end_are_saturated(layer: nn.Module) -> None:
+    reading = _Reading(layer, [], [("gate", layer)])
+    layer(torch.tensor([-9.0, 0.0, 2.0, 9.0]))
+    reading.stop_listening()
+    assert reading._layers["saturated"] == {"gate": 0.5}
+
+
 class Witness(Callback):
     """Measures the gradient and one weight's update by itself."""
 

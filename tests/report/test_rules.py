@@ -171,12 +171,9 @@ def test_the_rule_about_loaders_advises_what_the_limit_predicts() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_nothing_recorded_nothing_said(rule: str) -> None:
+    """Every rule has a row of :data:`CASES`."""
     silent = {name: arguments for name, _, arguments in CASES}[rule]
     assert RULES[rule](*(type(argument)() for argument in silent)) is None
-
-
-def test_every_rule_has_records_on_which_it_fires() -> None:
-    assert {case[0] for case in CASES} == set(RULES)
 
 
 def test_an_r2_is_not_a_share() -> None:

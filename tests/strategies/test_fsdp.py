@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import kd.strategies.fsdp  # noqa: F401 (torch.distributed.checkpoint and the rest, once and not in every fork)
 from tests._helpers import write_recipe
 from tests._ranks import HINT as OF_FEATURES
-from tests._ranks import losses, train
-from tests._runs import callback, student_of, summary_of
+from tests._ranks import check_same, losses, train
+from tests._runs import callback
 
 HINT = [*OF_FEATURES, "model.student.channels_last=true"]
 SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
@@ -34,15 +33,6 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, whole: Path) -> None
 def test_shards_learn_what_whole_copies_learn_by_muon(recipe: Path) -> None:
     items = [*HINT, "optim.name=muon"]
     check_same(train(recipe, PLAIN, *items), train(recipe, SHARDED, *items), of_half=0.1)
-
-
-def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
-    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
-    a, b = (student_of(folder) for folder in (plain, sharded))
-    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-    account = summary_of(sharded)["optimizer_state"]
-    assert account["sharded_over"] == 2
-    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=of_half)
 
 
 @pytest.mark.parametrize(

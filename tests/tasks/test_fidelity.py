@@ -72,7 +72,7 @@ def test_the_examples_are_the_worst_in_any_order_of_batches() -> None:
     student, teacher, truth = logits_of()
     q, lost = softmax(teacher).max(1), (teacher.argmax(1) == truth) & (student.argmax(1) != truth)
     worst = set(np.argsort(-np.where(lost, q, -1))[:12].tolist())
-    for parts in (3, 50):
+    for parts in (7, 50):
         found = fed("classification", parts, student, teacher, truth)
         assert {-place for _, place, _ in found.mistakes["lost"]} == worst
         assert len(found.mistakes["both_wrong"]) == 12

@@ -63,8 +63,14 @@ def answers(model: nn.Module, sample: torch.Tensor, preprocess: Preprocess = OUR
     return model.eval()(preprocess(sample))
 
 
-def correlation(student: nn.Module, teacher: nn.Module, sample: torch.Tensor) -> float:
+def correlation(
+    student: nn.Module,
+    teacher: nn.Module,
+    sample: torch.Tensor,
+    of_teacher: Preprocess = THEIRS,
+    of_student: Preprocess = OURS,
+) -> float:
     """Of the two models' logits, each class's mean subtracted."""
-    ours, theirs = answers(student, sample), answers(teacher, sample, THEIRS)
+    ours, theirs = answers(student, sample, of_student), answers(teacher, sample, of_teacher)
     ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
     return float((ours * theirs).sum() / ours.norm() / theirs.norm())

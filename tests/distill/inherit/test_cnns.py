@@ -11,7 +11,8 @@ from torch import nn
 
 from kd.distill.inherit import check_pair, inherit_together, relative_of
 from kd.distill.inherit.channels import Readout, chosen_channels
-from kd.distill.inherit.convnext import _reset_scales
+from kd.distill.inherit.cnn import MOST_BYTES, views_of_both
+from kd.distill.inherit.convnext import ConvNeXtStart, _reset_scales
 from kd.distill.inherit.maps import (
     RIDGE,
     RIDGE_OF_FEW,
@@ -24,19 +25,9 @@ from kd.distill.inherit.maps import (
     windows,
 )
 from kd.distill.inherit.ridge import fit_linear
-from kd.models import Preprocess
 from kd.module.fits import why_trial
 from tests.distill.inherit._cnns import INPUT, convnext, pictures, resnet
-
-OTHER = Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
-
-
-@torch.no_grad()
-def correlation(student: nn.Module, teacher: nn.Module, prepare: Preprocess = INPUT) -> float:
-    """Of the logits of unseen pictures, each class's mean subtracted."""
-    ours, theirs = student(INPUT(pictures(seed=5))), teacher(prepare(pictures(seed=5)))
-    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
-    return float((ours * theirs).sum() / ours.norm() / theirs.norm())
+from tests.distill.inherit._vits import THEIRS, correlation
 
 
 @torch.no_grad()
@@ -99,6 +90,8 @@ def test_channels_are_chosen_by_what_they_explain() -> None:
     assert chosen_channels([Readout(covariance, weight)], 5).tolist() == [0, 1, 2, 3, 4]
     three = chosen_channels([Readout(covariance, weight)], 3).tolist()
     assert three in ([0, 2, 3], [1, 2, 3])
+    more_rows = Readout(covariance, weight.repeat(2, 1))
+    assert chosen_channels([more_rows], 3).tolist() == three
     assert chosen_channels([Readout(covariance, weight)], 2).tolist() in ([0, 2], [1, 2])
 
 
@@ -120,7 +113,7 @@ def test_blocks_that_change_least_are_left_out() -> None:
 def test_a_copy_becomes_its_teacher(make: Callable[[int], nn.Module]) -> None:
     teacher, student = make(0), make(1)
     inherit_together([(student, INPUT)], teacher, pictures(), INPUT)
-    assert correlation(student, teacher) > 0.98
+    assert correlation(student, teacher, pictures(seed=5), INPUT) > 0.98
 
 
 @pytest.mark.parametrize("norm_layer", ["layernorm2d", "rmsnorm2d", "simplenorm2d"])
@@ -142,9 +135,17 @@ def test_every_kind_of_norm_is_reset(norm_layer: str) -> None:
 def test_a_smaller_convnext_comes_near() -> None:
     teacher = convnext(0)
     student = convnext(1, (8, 8, 12, 16), depths=(1, 1, 2, 1))
-    before = correlation(student, teacher, OTHER)
-    inherit_together([(student, INPUT)], teacher, pictures(256), OTHER)
-    assert correlation(student, teacher, OTHER) > max(0.4, before + 0.3)
+    unseen = pictures(seed=5)
+    before = correlation(student, teacher, unseen)
+    inherit_together([(student, INPUT)], teacher, pictures(256), THEIRS)
+    assert correlation(student, teacher, unseen) > max(0.4, before + 0.3)
+
+
+def test_a_sample_is_as_large_as_memory_allows() -> None:
+    start = ConvNeXtStart(convnext(1), convnext(0))
+    assert start.largest_maps((32, 64)) == 16 * 16 * 32
+    ours, _ = views_of_both(pictures(256), INPUT, THEIRS, int(MOST_BYTES / 4 / 100))
+    assert sum(map(len, ours)) == 100
 
 
 def test_a_resnet_without_its_least_blocks_comes_near() -> None:
@@ -158,7 +159,7 @@ def test_a_resnet_without_its_least_blocks_comes_near() -> None:
         "resnet10t", num_classes=5, channels=(16, 16, 24, 32), stem_type="", avg_down=False
     )
     inherit_together([(student, INPUT)], teacher, pictures(256), INPUT)
-    assert correlation(student.eval(), teacher) > 0.8
+    assert correlation(student, teacher, pictures(seed=5), INPUT) > 0.8
 
 
 def test_what_can_not_be_inherited_is_named() -> None:

@@ -44,6 +44,13 @@ def test_a_student_of_the_same_shape_becomes_the_teacher(
     )
 
 
+def error_of_start(student: Any, teacher: Any, sample: torch.Tensor) -> torch.Tensor:
+    """Of the logits of a student that has inherited, over their spread."""
+    inherit(student, teacher, sample)
+    expected = answers(teacher, sample, THEIRS)
+    return (answers(student, sample) - expected).std() / expected.std()
+
+
 def with_narrow_heads(model: torch.nn.Module, rank: int, live: int) -> torch.nn.Module:
     """The model with queries, keys and values of few dimensions, and its first heads alone."""
     generator = torch.Generator().manual_seed(4)
@@ -78,10 +85,7 @@ def test_heads_of_another_size_hold_what_fits_them(
     theirs: int, ours: int, rank: int, live: int, sample: torch.Tensor
 ) -> None:
     teacher, student = with_narrow_heads(vit(0, heads=theirs), rank, live), vit(1, heads=ours)
-    inherit(student, teacher, sample)
-    expected = answers(teacher, sample, THEIRS)
-    error = (answers(student, sample) - expected).std() / expected.std()
-    assert error < 0.05
+    assert error_of_start(student, teacher, sample) < 0.05
 
 
 def test_heads_that_hold_less_come_near(sample: torch.Tensor) -> None:
@@ -148,10 +152,7 @@ def test_a_stream_of_low_rank_is_reproduced_by_a_narrow_student(sample: torch.Te
     """Nothing is lost where the teacher's stream has no more directions than the student has room for."""
     teacher = narrowed(vit(0), rank=30)
     student = vit(1, width=32, heads=2)
-    inherit(student, teacher, sample)
-    expected = answers(teacher, sample, THEIRS)
-    error = (answers(student, sample) - expected).std() / expected.std()
-    assert error < 0.05
+    assert error_of_start(student, teacher, sample) < 0.05
 
 
 def test_it_is_deterministic(sample: torch.Tensor) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kd.distill.inherit import check_pair, inherit_together
 from kd.models import Preprocess
+from tests.distill.inherit._vits import correlation
 
 SIZES = {
     "eva": {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8},
@@ -61,12 +62,6 @@ def one_of_each_shape(module: str, share: int, side: int) -> dict[str, Callable[
     }
 
 
-def correlation(student: nn.Module, teacher: nn.Module, pictures: Tensor) -> float:
-    """Of the two models' logits, each class's mean subtracted."""
-    ours, theirs = (each - each.mean(0) for each in (student(pictures), teacher(pictures)))
-    return float((ours * theirs).sum() / ours.norm() / theirs.norm())
-
-
 @torch.no_grad()
 @pytest.mark.timeout(1200)  # a walk over a whole list: how long it takes says nothing
 @pytest.mark.parametrize("share", SHARES)
@@ -85,7 +80,7 @@ def test_a_copy_answers_as_its_teacher_does(module: str, side: int, share: int) 
             refused[arch] = str(error)
             continue
         inherit_together([(student, prepare)], teacher, pictures[:96], prepare)
-        found = correlation(student, teacher, prepare(pictures[96:]))
+        found = correlation(student, teacher, pictures[96:], prepare, prepare)
         assert found >= 0.98, f"{arch}: {found:.3f}"
         taken.append(arch)
     print(f"{module}: taken {taken}, refused {refused}")

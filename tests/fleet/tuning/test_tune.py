@@ -238,6 +238,16 @@ def test_samplers_and_pruners_do_not_import_pickle() -> None:
     assert not [module.__name__ for module in modules if hasattr(module, "pickle")]
 
 
+def test_below_the_median_of_four_trials_a_trial_ends_after_its_first_epoch() -> None:
+    study = studies.optuna.create_study(pruner=PRUNERS["median"](4))
+    for loss in (1, 1, 1, 1, 2):
+        trial = study.ask()
+        trial.report(loss, 1)
+        is_pruned = trial.should_prune()
+        study.tell(trial, loss)
+    assert is_pruned
+
+
 def test_the_machine_is_dealt_without_overlap() -> None:
     slots = deal(3, ["0", "1", "2", "3"])
     for shares in ([slot.gpus for slot in slots], [slot.cores for slot in slots]):

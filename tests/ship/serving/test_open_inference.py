@@ -13,7 +13,13 @@ from PIL import Image
 
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.bodies import Refused
-from kd.ship.serving.open_inference import InferenceRequest, metadata, read_request, respond
+from kd.ship.serving.open_inference import (
+    InferenceRequest,
+    _split,
+    metadata,
+    read_request,
+    respond,
+)
 from tests._serving import ABOUT, ask, mean_colour, serving
 
 
@@ -183,6 +189,7 @@ def test_wrong_bodies_are_refused(body: bytes, header: str | None, reason: str) 
 
 
 def test_binary_elements_must_fit() -> None:
+    assert _split(memoryview(b"\x01\0\0\0a\x02\0\0\0bc"), 2) == [b"a", b"bc"]
     for raw in (b"\x05\0\0\0ab", b"\x01\0", b"\0\0\0\0" * 2, b""):
         made = {
             "name": "pictures",
