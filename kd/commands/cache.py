@@ -8,7 +8,7 @@ from kd.run.needs import check_present
 from kd.run.options import CommandOptions, names_of, options_of, refuse_words, take, take_options
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.settings import AskSettings
+from kd.settings import AskSettings, teachers_in
 
 HELP = """\
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
@@ -71,7 +71,8 @@ def run(request: Request) -> int | None:
     asked = take(request, "from", *(f"from.{name}" for name in names_of(FromOptions)))
     if asked:
         return _fill_from(request, asked, place)
-    run = _built(request)
+    run = Run.of(request)
+    _build(run)
     from kd.run.fill import fill
 
     fill(run.module, run.data, run.trainer, place)
@@ -145,10 +146,14 @@ def _describe(request: Request) -> int:
         print(*cache.lines(), sep="\n", flush=True)
     if not request.recipe:
         return 0
-    run = _built(request)
+    run = Run.of(request)
+    if not teachers_in(run.config["model"]):
+        raise UserError(
+            f"model.teacher: the recipe has none; model.teacher.answers={request.rest[0]} reads stored answers"
+        )
+    _build(run)
     teacher = run.module.teacher
-    if teacher is None:
-        raise UserError("model.teacher: the recipe has none")
+    assert teacher is not None
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
     fits, lines = compare_with_recipe(
@@ -158,16 +163,14 @@ def _describe(request: Request) -> int:
     return 0 if fits else 1
 
 
-def _built(request: Request) -> Run:
-    """The run of a command line, built, with its teachers trained first where they have no weights.
+def _build(run: Run) -> None:
+    """Builds a run, with its teachers trained first where they have no weights.
 
     This run gets no folder, and nothing trains its student.
     """
-    run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.run.build import build
     from kd.run.train_first import train_teacher_if_missing
 
     train_teacher_if_missing(run)
     build(run)
-    return run
