@@ -64,7 +64,7 @@ KNOWN = {
     "torch that was built for this one, or trainer.accelerator=cpu",
     "is killed by signal: Bus error": NO_SHARED_MEMORY,
 }
-"""What libraries say of a failure -> its key, and what to do."""
+"""A part of a library's message -> what a run prints in its place: the key, and what to do."""
 
 
 NEARLY = 0.85
@@ -101,8 +101,8 @@ def builder_hint(name: str, key: str) -> str:
 
     Args:
         name: what was given as ``arch``.
-        key: of the model's settings: ``model.student``, ``model.teacher`` or ``model.teachers.NAME``; or ``weights``, of a
-            file that ``kd-eval`` measures, which takes it away again.
+        key: of the model's settings: ``model.student``, ``model.teacher`` or ``model.teachers.NAME``; or ``weights`` for a
+            file that ``kd-eval`` measures, which removes this word from the message.
     """
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return f"; a class path goes to {key}.builder={name}"
