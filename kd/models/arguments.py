@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -130,7 +131,7 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
             raise UserError(f"{key}: it has more than {MOST_MODULES} modules")
 
     hook = register_module_module_registration_hook(counted)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), WithoutValues():
+    with torch.random.fork_rng(devices=[]), without_values():
         try:
             return make()
         except UserError:
@@ -139,6 +140,13 @@ def on_meta(make: Callable[[], nn.Module], key: str) -> nn.Module | None:
             return None
         finally:
             hook.remove()
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Models that are built inside are on PyTorch's ``meta`` device, and get no first values."""
+    with torch.device("meta"), WithoutValues():
+        yield
 
 
 class WithoutValues(TorchFunctionMode):

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import product
 from typing import Any, cast
 
-import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -15,6 +14,7 @@ from kd.distill.inherit.anatomy import ViT
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
+from kd.models.arguments import without_values
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.run.assemble import Begun, choose_start, not_inheritable
 from kd.teachers import FrozenTeacher, RunTeacher
@@ -229,7 +229,7 @@ def _begin_without_values(spec: StudentSpec, student: Student, teacher: RunTeach
     """
 
     def build(wanted: StudentSpec) -> nn.Module:
-        with torch.device("meta"):
+        with without_values():
             return model_drawer(wanted, student)()
 
     return choose_start(spec, teacher, build)

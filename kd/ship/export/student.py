@@ -16,7 +16,7 @@ from torch import nn
 from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.models import Preprocess, height_width
-from kd.models.arguments import check_arguments
+from kd.models.arguments import check_arguments, without_values
 from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
@@ -351,7 +351,7 @@ def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
     Raises:
         UserError: names or shapes of the weights differ.
     """
-    with torch.device("meta"):
+    with without_values():
         state = make().state_dict()
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if shapes != shapes_in(path):
