@@ -20,6 +20,7 @@ from _pytest.doctest import DoctestModule
 from tests._clock import HandClock, OwnTime
 
 # Each of the tests' processes would compile kd's 300 files again. A process started by them finds the variable too.
+gc.disable()
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -83,8 +84,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_finish() -> None:
     """What is imported by now is never garbage: to search it again and again took a seventh of the tests' time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(100_000, 10, 10)
 
 
@@ -93,6 +94,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     import torch
     from lightning_fabric.utilities import registry
 
+    from kd.run import cascade
+
     os.environ["KD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     # Lightning raises the number of threads where the variable is unset, and a forked run that uses more threads than
     # its parent hangs in GNU OpenMP.
@@ -100,6 +103,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     torch.set_num_threads(1)
     # Each of a run's 24 files is forced to the disk, milliseconds each, against a power cut, which no test makes.
     os.fsync = lambda handle: None
+    # Seconds for which a cascade's models are timed: what the time is no test asks.
+    cascade.SECONDS = 0.05
     # Each run reads the entry points of every installed package.
     registry.entry_points = functools.cache(registry.entry_points)
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.

@@ -24,6 +24,7 @@ from tests._helpers import refuses
 INPUT = Preprocess(32, (0.5,) * 3, (0.25,) * 3)
 THEIRS = Preprocess(32, (0.4,) * 3, (0.2,) * 3)
 VIT = {"img_size": 32, "patch_size": 8, "depth": 2}
+BLOCKS = {"layers": (1, 1, 2, 1)}
 PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "plain": ("vit_tiny_patch16_224", {**VIT, "embed_dim": 64, "num_heads": 4},
               {**VIT, "embed_dim": 32, "num_heads": 2}),
@@ -35,8 +36,10 @@ PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                           {**VIT, "embed_dim": 32, "num_heads": 2}),
     "convnext": ("convnext_atto", {"patch_size": 4, "depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
                  {"patch_size": 4, "depths": (1, 1, 2, 1), "dims": (8, 12, 16, 24)}),
-    "resnet": ("resnet18", {"channels": (16, 24, 32, 48)}, {"channels": (8, 12, 16, 24)}),
-    "bottleneck": ("resnet26", {"channels": (8, 12, 16, 24)}, {"channels": (4, 6, 8, 12)}),
+    "resnet": ("resnet18", {**BLOCKS, "channels": (16, 24, 32, 48)},
+               {**BLOCKS, "channels": (8, 12, 16, 24)}),
+    "bottleneck": ("resnet26", {**BLOCKS, "channels": (8, 12, 16, 24)},
+                   {**BLOCKS, "channels": (4, 6, 8, 12)}),
 }  # fmt: skip
 """timm's name, the teacher's arguments, the student's."""
 

@@ -29,6 +29,7 @@ from tests._hub import hub_with
 from tests._runs import student_of
 
 CNN = "resnet10t"
+NARROW = {"channels": [8, 16, 32, 64]}
 TAGGED = "resnet10t.c3_in1k"
 """The weights of it that timm takes from the hub."""
 LEVELS = ("maps@stride16", "maps@stride32")
@@ -53,7 +54,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
         data__crop_ratio=1.0,
         data__source={"class_path": "kd.data.sources.Pictures", "init_args": {"root": str(pictures)}},
         model__teachers={"dino": {"arch": ARCH, "img_size": 64, "kwargs": TINY, "checkpoint": str(weights)}},
-        model__student={"arch": CNN, "img_size": 64, "head": False},
+        model__student={"arch": CNN, "img_size": 64, "head": False, "kwargs": NARROW},
         model__task_loss_weight=0.0,
         model__distill_losses=losses,
         model__taps=taps,
@@ -160,7 +161,7 @@ def test_pretrained_weights_come_from_the_hub(
     """
     out = tmp_path / "figures.json"
     state = student_of(run)
-    weights = timm.create_model(TAGGED, num_classes=1000).state_dict()
+    weights = timm.create_model(TAGGED, num_classes=1000, **NARROW).state_dict()
     weights.update(state)  # all but the classifier, which the student lacks
     with hub_with(TAGGED, weights, tmp_path / "hub", monkeypatch):
         items = [f"pays={pictures}", "pretrained=true", "seeds=2", f"out={out}"]
@@ -229,7 +230,7 @@ def test_a_run_starts_with_the_weights_that_it_began_with(run: Path, pictures: P
     """Its own pre-trained start is a row without being named; a file that is gone is an error that says so."""
     torch.manual_seed(5)
     began = run / "began.pth"
-    torch.save(timm.create_model(CNN, num_classes=0).state_dict(), began)
+    torch.save(timm.create_model(CNN, num_classes=0, **NARROW).state_dict(), began)
     config = run / "config.yaml"
     text = config.read_text()
     student = text.index("student:", text.index("model:"))
