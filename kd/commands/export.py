@@ -2,23 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kd.errors import UserError
 from kd.report.tables import Result
-from kd.run.open import open_run
+from kd.run.open import make_export
 from kd.run.options import CommandOptions
 from kd.run.pictures import list_once
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.run.trust import remember_made
 from kd.ship.export.settings import ExportSettings
 from kd.storage.of_weights import EXPORT
 from kd.storage.run_urls import finished_at
 from kd.storage.student_metadata import student_metadata_in
-
-if TYPE_CHECKING:
-    from kd.ship.export.base import Format
 
 HELP = """\
   kd-export RUN_FOLDER to=FORMAT [int8=true] [out=FOLDER] [key=value ...] [--json]
@@ -68,7 +64,7 @@ def run(request: Request, options: ExportOptions) -> Result:
     Raises:
         UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
     """
-    from kd.ship.export.base import find_format, refuse_foreign_format
+    from kd.ship.export.base import refuse_foreign_format
 
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
@@ -76,31 +72,26 @@ def run(request: Request, options: ExportOptions) -> Result:
     folder = finished_at(request.rest[0], "config.yaml")
     request.rest = [str(folder)]  # fetched once
     _check_bound(student_metadata_in(folder / "student.safetensors").gives_features, options)
-    out = options.out
-    if out is None:
-        out = folder / EXPORT / options.name
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    out = options.out or folder / EXPORT / options.name
+    if options.out and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: {out} exists already and is not an empty folder")
     config, _ = Run.settings(folder / "config.yaml", request)
     list_once(request, config, ["val", "train"] if options.int8 else ["val"])
-    export_format = find_format(options.to)
-    _check_abilities(export_format, options)
-    export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
-    opened = open_run(str(folder), request)
+    _check_abilities(options)
     from kd.report.evaluated import exports_parts
-    from kd.ship.export.gate import export
 
-    problem, comparison = export(opened, options, export_format, out, remember_made)
+    problem, comparison = make_export(folder, request, options, out)
     parts = exports_parts({options.name: comparison})
     if problem:
         return Result(comparison, parts, problem=f"not kept: {problem}")
     return Result(comparison, parts, files=[out])
 
 
-def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
-    """Raises a UserError where a format lacks what was requested."""
-    from kd.ship.export.base import formats_with
+def _check_abilities(options: ExportOptions) -> None:
+    """Raises a UserError where a format lacks what was requested, or is unknown."""
+    from kd.ship.export.base import find_format, formats_with
 
+    export_format = find_format(str(options.to))
     for key, ability, what in (("int8", "quantises", "int8"), ("fp16", "halves", "FP16")):
         if getattr(options, key) and not getattr(export_format, ability):
             able = ", ".join(formats_with(ability))

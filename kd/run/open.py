@@ -1,7 +1,7 @@
 """A finished run's folder, opened to use its student. Neither torch nor Lightning is imported before it is found."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.run.request import Request
@@ -54,6 +54,33 @@ def open_run(place: str, request: Request | None = None) -> "FinishedRun":
     )
 
 
+def make_export(
+    folder: Path, request: Request, wanted: ExportSettings, out: Path
+) -> tuple[str, dict[str, Any]]:
+    """Exports a run's student, compared with the student in torch (:func:`kd.ship.export.gate.export`).
+
+    Args:
+        folder: of a finished run.
+        request: as of :func:`open_run`.
+        wanted: the format, and what shapes the export.
+        out: folder of the export.
+
+    Returns:
+        Why the export is not kept, "" where it is; and the comparison.
+
+    Raises:
+        UserError: no such format, a missing extra, an operator that the format lacks, or no pictures to compare on.
+    """
+    from kd.ship.export.base import find_format
+
+    kind = find_format(str(wanted.to))
+    kind.check(f"to={wanted.to}", wanted.int8)  # before torch is loaded
+    opened = open_run(str(folder), request)
+    from kd.ship.export.gate import export
+
+    return export(opened, wanted, kind, out, remember_made)
+
+
 def export_of(folder: Path, request: Request, to: str, int8: bool = False) -> Path:
     """The file or folder of a run's export, which is made (minutes) where it has none of the student's present weights.
 
@@ -71,14 +98,7 @@ def export_of(folder: Path, request: Request, to: str, int8: bool = False) -> Pa
     file = export_at(folder, wanted.name, on_stderr)
     if file is not None:
         return file
-    from kd.ship.export.base import find_format
-
-    kind = find_format(to)
-    kind.check(f"to={to}", int8)  # before torch is loaded
-    opened = open_run(str(folder), request)
-    from kd.ship.export.gate import export
-
-    problem, _ = export(opened, wanted, kind, folder / EXPORT / wanted.name, remember_made)
+    problem, _ = make_export(folder, request, wanted, folder / EXPORT / wanted.name)
     if problem:
         raise UserError(f"{folder}: its export was not kept: {problem}")
     file = export_at(folder, wanted.name, on_stderr)
