@@ -109,7 +109,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     # Each run reads the entry points of every installed package.
     registry.entry_points = functools.cache(registry.entry_points)
     # Each export to ONNX parses the source of 500 functions, half a second of two.
-    ONNXRegistry.from_torchlib = functools.cache(ONNXRegistry.from_torchlib)
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = (
