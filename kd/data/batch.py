@@ -51,9 +51,9 @@ def as_batch(given: object) -> Batch:
 
     Args:
         given: ``images``, ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
-            ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1; integers
-            become int64, but for masks in uint8. Other keys of a dict are kept. With "plan" it needs no pictures, which
-            the device makes (:mod:`kd.data.engines`).
+            ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1; integer
+            targets become int64, but masks in uint8 stay. Other keys of a dict are kept. With "plan" it needs no
+            pictures, which the device makes (:mod:`kd.data.engines`).
 
     Raises:
         UserError: none of these.

@@ -161,8 +161,10 @@ class TrainBatches(Sampler[list[Key]]):
         return rng.permutation(samples)
 
     def _labelled(self, epoch: int) -> np.ndarray:
-        """The labelled samples of an epoch, ``(length,)``, not shuffled yet: each once, or as the user's sampler draws them
-        (repeated or cut to that length), or as many of each class.
+        """The labelled samples of an epoch, ``(length,)``, not in the epoch's order yet.
+
+        They are those that the user's sampler draws (repeated or cut to that length), or equally many of each class
+        (``classes``); without either each once.
         """
         if self.draw is not None:
             rng = np.random.default_rng([self.seed, epoch, 5])

@@ -59,12 +59,12 @@ def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int],
             shown.update(len(part))
 
     # each layer's parts go as they are joined
-    caught = {path: torch.cat(student_parts.pop(path)) for path in list(student_parts)}
+    outputs = {path: torch.cat(student_parts.pop(path)) for path in list(student_parts)}
     joined = {layer: torch.cat(teacher_parts.pop(layer)) for layer in list(teacher_parts)}
     whole = Answer(features=joined)
     with without_gather():
         for name, loss in regressions.items():
-            of_student, of_teacher = objective.features(name, caught, whole)
+            of_student, of_teacher = objective.features(name, outputs, whole)
             layers: Any = zip(loss.pairs, of_student, of_teacher, strict=True)
             for of_layer, student_features, teacher_features in layers:
                 inputs, targets = of_layer.settle(student_features, teacher_features)

@@ -67,8 +67,8 @@ class Student(nn.Module):
         note: str = "",
         parent: str = ALL,
     ) -> None:
-        """Stores the arguments, which are the class's; changes the model (frozen backbone, outputs in the data's units,
-        DeiT's two heads, SimKD's frozen classifier) and builds the losses' parameters.
+        """Stores the arguments, which are the class's, and builds the losses' parameters. The model is changed in place:
+        frozen backbone, outputs in the data's units, DeiT's two heads, SimKD's frozen classifier.
 
         Runs the model on two black pictures at least once for each loss over features, to see the shapes that the loss
         reads; without such a loss the model is not run.
@@ -323,8 +323,9 @@ class Student(nn.Module):
 
     # -- without a classifier ----------------------------------------------------------------------------------------
     def _measure_features(self) -> None:
-        """For a student without a classifier: makes the metrics of its losses and features, whose width D a trial forward
-        shows, and taps the final model's layers for :meth:`measure`.
+        """Makes the metrics of a student without a classifier, those of its losses and of its features.
+
+        A trial forward shows the features' width D. Taps are put on the final model's layers, for :meth:`measure`.
 
         Raises:
             UserError: the model gives neither features nor maps.

@@ -87,8 +87,10 @@ def evaluation_parts(
 
 
 def models_table(results: Mapping[str, Json]) -> Table:
-    """Parameters in millions and metrics of each teacher, once, and of each student; then of each further student less the
-    first: the quotient of the parameters, and each metric's difference.
+    """A row for each teacher, once, and for each student: parameters in millions, and metrics.
+
+    A further row compares each student after the first with the first: the quotient of the parameters, and the difference
+    of each metric.
 
     Args:
         results: of ``kd-eval``, by the model's name.

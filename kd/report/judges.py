@@ -503,7 +503,8 @@ def variance_outside(spread: Mapping[str, Number], low: float, high: float) -> E
 def odd_pictures(inputs: Sequence[Json], constant: float, duplicated: float) -> Evidence:
     """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range.
 
-    ``inputs`` have, of each reading, ``constant`` and ``duplicated`` (shares of the batch), ``low`` and ``high`` (the
+    Mean shares above ``constant`` (single colours) and ``duplicated`` fire; of several faults the first is named. ``inputs``
+    have, of each reading, ``constant`` and ``duplicated`` (shares of the batch), ``low`` and ``high`` (the
     smallest and the largest value), ``bytes`` (whether pictures come as uint8).
     """
     if not inputs:

@@ -367,8 +367,8 @@ def precision_bound(facts: Facts) -> Limit | None:
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
     """The time before the first step is a share ``at`` of the whole run, and at least ``least_s`` seconds.
 
-    The gain is that without the start's longest part, which the lever names; the rest of a start stays. It is one of
-    the run's time, where the gains of other limits are of a step's.
+    The gain is that without the start's longest part, which the lever names; the rest of a start stays. It compares
+    times of the whole run; most other limits' gains compare times of a step.
 
     Args:
         facts: of the run; of one that still trains its planned length counts.

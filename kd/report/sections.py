@@ -114,8 +114,9 @@ def _settings(facts: Facts) -> Table:
 
 
 def verdict_of(explained: Explained) -> Section:
-    """What limits the run and what to change in one line, of a failed run after its error; below it the other limits,
-    folded where the run is done.
+    """One line: what limits the run, and what to change; of a failed run, after its error.
+
+    Below it are the other limits, folded where the run is done.
     """
     verdict = explained.verdict
     run = explained.run
@@ -203,8 +204,9 @@ def status(run: RunRecords) -> str:
 
 
 def _progress(facts: Facts) -> list[Card]:
-    """Epoch and step (a batch of each process) of a run that trains or has not come to its end, the time left, and its
-    newest training loss; [] without recorded steps.
+    """The cards of a run that is not done: epoch, step (a batch of each process), time left, newest training loss.
+
+    [] without recorded steps.
     """
     if not facts.steps:
         return []
@@ -231,8 +233,9 @@ def _cost(facts: Facts, seconds: Number) -> str:
 
 
 def _cost_by_group(facts: Facts) -> Table | None:
-    """Machines, price and cost of each group of ``kd-launch``'s job, by the hours that the place where it ran has counted,
-    else the run's; None without such a job.
+    """Machines, price and cost of each group of ``kd-launch``'s job, and of all; None without such a job.
+
+    The hours are those that the place where the job ran has counted, else the run's.
     """
     job = facts.run.job
     hours = job.get("hours") or facts.hours

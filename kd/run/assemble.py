@@ -304,9 +304,11 @@ def _start(
 
 
 def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
-    """The settings of a student of ``arch: auto``: its first teacher's architecture at half its width (a quarter of its
-    parameters or so), else :func:`_unrelated_student`; at the teacher's input size unless ``spec`` has one. ``kwargs`` of
-    ``spec`` win. The choice is reported in a line.
+    """The settings of a student of ``arch: auto``: a relative of its first teacher, reported in a line.
+
+    A relative has the teacher's architecture at half its width, so about a quarter of its parameters; ``kwargs`` of ``spec``
+    win. Where no relative could inherit it is :func:`_unrelated_student`. Both have the teacher's input size unless ``spec``
+    has one.
 
     Raises:
         UserError: no teacher.
@@ -329,9 +331,10 @@ def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentS
 
 
 def _unrelated_student(spec: StudentSpec, parent: FrozenTeacher) -> StudentSpec:
-    """The settings of a small student for a teacher whose layers no student can start from, with timm's pre-trained weights
-    where they can be had: a ResNet-18 where the teacher's layers are known and none is attention, else a ViT-Ti. A
-    line tells the user.
+    """The settings of a small student for a teacher whose layers no student can start from; a line tells the user.
+
+    A ResNet-18 where the teacher's layers are known and none is attention, else a ViT-Ti; with timm's pre-trained weights
+    where they can be downloaded.
 
     Args:
         spec: the student's settings, of ``arch: auto``; ``inherit: auto`` becomes false.

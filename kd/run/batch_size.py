@@ -14,8 +14,10 @@ large for the memory, which nobody has measured yet."""
 
 
 def may_shrink(config: Mapping[str, Any], typed: Iterable[str]) -> bool:
-    """Whether few pictures make a run's batch smaller: of a new run whose student's first weights were trained (its
-    teacher's layers, pre-trained ones, a checkpoint's), unless the batch was typed.
+    """Whether a run's batch may be made smaller where pictures are few.
+
+    It may in a new run whose student's first weights were trained by its settings (``inherit``, ``pretrained``, a
+    checkpoint), unless the batch size was typed.
 
     Args:
         config: its settings, resolved.

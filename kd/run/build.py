@@ -445,8 +445,9 @@ def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:
-    """Refuses a class that is not of the kind that a place takes: by its base, and in the place of a builder, which has
-    none, by its methods.
+    """Refuses, by a UserError, a class that is not of the kind that a place takes.
+
+    The kind is known by the class's base. A builder, or a teacher in its place, needs no base, and is known by its methods.
     """
     if kind == "builder" and not _builds(cls) and not _answers(cls, key):
         is_student = key.endswith("student.builder")
@@ -462,8 +463,9 @@ def _check_base(cls: type, kind: str, key: str) -> None:
 
 
 def _builds(cls: type) -> bool:
-    """Whether a class has the method of a :class:`Builder`, recognised by the names of its arguments, which have
-    annotations as its result has one: then it builds a model.
+    """Whether a class builds a model: it has the method ``build`` of a :class:`Builder`.
+
+    The method is recognised by the names of its annotated arguments, and by an annotation of its result.
     """
     method = getattr(cls, "build", None)
     if method is None:

@@ -37,8 +37,9 @@ LOOKS_LOCK = ".looks.lock"
 
 
 def groups_in(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
-    """The group of each picture, ``(N,)`` numbers from 0 on: pictures are in one group where the first brackets of a pattern
-    hold the same part of their names.
+    """The group of each picture, ``(N,)`` numbers from 0 on.
+
+    Pictures are in one group where the first brackets of a pattern match the same text in their names.
 
     Args:
         split: has the pictures' names.

@@ -119,8 +119,11 @@ def check_downloads(config: Mapping[str, Any]) -> None:
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """What settings need: the setting and its value; packages of which one has to be there, as they are imported; kd's
-    extra that installs them, "" for none.
+    """The packages that settings need.
+
+    Yields:
+        The setting with its value, as text; import names of packages, of which one must be installed; kd's extra that
+        installs them, "" for none.
     """
     from kd.data.sources import class_at
 
@@ -144,12 +147,16 @@ def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], st
 
 
 def _check_processes(config: Mapping[str, Any]) -> None:
-    """Refuses GPUs where the machine surely has none (not off Linux), and ZeRO and FSDP on one process, as far as settings
-    and machine tell: a run of several may be resumed on one. In the job of a launcher nothing is refused: it may start the
-    processes on other machines.
+    """Refuses GPUs on a machine that surely has none (known on Linux alone), and ZeRO and FSDP in a single process.
+
+    How many processes there will be is told from settings and machine. In the job of a launcher nothing is refused: it may
+    start the processes on other machines.
 
     Args:
         config: all settings.
+
+    Raises:
+        UserError: names the setting, and another one that would do.
     """
     trainer = config["trainer"]
     devices, machines = trainer["devices"], trainer["num_nodes"]

@@ -109,8 +109,9 @@ def take_options(group: type[Group], request: Request) -> Group:
 
 
 def read_options(group: type[Group], request: Request) -> Group | None:
-    """The options of a command line as of :func:`take_options`; None where its help is to be shown: it asks for it, or
-    lacks the recipe or the words that the command needs.
+    """The options of a command line as of :func:`take_options`; None where the command's help is to be shown.
+
+    That is where the line asks for it, or lacks the recipe or the words that the command needs.
     """
     if "help" in request.flags:
         return None

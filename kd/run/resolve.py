@@ -67,8 +67,9 @@ def read_word(text: str) -> object:
 
 
 def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
-    """``key=value`` words, each as settings by its key: first those that name classes, which arguments follow in whichever
-    order they were typed.
+    """``key=value`` words as layers of settings, a layer each.
+
+    Words that name classes come first, so that the arguments of a class follow it, in whichever order they were typed.
     """
     layers = []
     for override in overrides:
@@ -308,8 +309,12 @@ class _Merge:
         return new
 
     def _added(self, before: Value, value: Value, kind: object, key: str) -> list[Any]:
-        """The list that is there (or the single value, as a list) with an item, or a list of them, at its end; a UserError
-        for a place that holds entries by name.
+        """The list of a place with ``value`` at its end, or with each of its items where it is a list.
+
+        A single value that is there becomes a list first.
+
+        Raises:
+            UserError: the place holds entries by name.
         """
         if read(kind).entries is not Any:
             raise UserError(f"{key}: has names: {key}.NAME={value}")
@@ -358,8 +363,9 @@ class _Merge:
         return {**node, "init_args": inner}
 
     def _renamed(self, node: Tree, path: object, kind: str, key: str) -> Tree:
-        """A place with another class: arguments that the new class takes too are kept; those of a class that is not listed
-        are read off it, where :attr:`trusted` allows its import.
+        """A place with another class; arguments that the new class takes too are kept.
+
+        Which arguments a class outside the list takes is read off the class, where :attr:`trusted` allows its import.
 
         Args:
             node: ``{"class_path", "init_args"}`` so far.

@@ -70,8 +70,9 @@ def train_teacher_first(
     trusted: Trust,
     source: Source | None = None,
 ) -> dict[str, Any]:
-    """The settings that give the run the teacher that ``model.teacher.recipe`` trains: its weights as they ship with kd, or
-    from an earlier training, or it is trained now.
+    """Settings, by key, that give the run the trained teacher of ``model.teacher.recipe``.
+
+    Its weights ship with kd, or are from an earlier training; else it is trained now, perhaps for hours.
 
     Empty where the teacher has weights (a checkpoint, ``pretrained``), or no recipe, and for a run with several teachers.
     Where the weights are from is printed by the first process.
@@ -194,8 +195,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
         spec = completed(named, key)
         for name in ("arch", "img_size", "kwargs", "mean", "std"):
             value = getattr(spec, name)
-            is_typed = any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
-            if value is not None and not is_typed:
+            name_is_typed = any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
+            if value is not None and not name_is_typed:
                 replaced[f"{key}.{name}"] = value
     return {**replaced, **_following(config, replaced, typed)}
 
@@ -203,9 +204,11 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
 def _following(
     config: Mapping[str, Any], replaced: Mapping[str, Any], typed: set[str]
 ) -> dict[str, Any]:
-    """Settings, by whole key, that adapt an inheriting student to its only teacher, where a file replaced that teacher's
-    architecture: the student's becomes ``auto``, and a size of the student or the pictures that was the old teacher's
-    becomes the new one's. They are printed by the first process; {} in all other cases.
+    """Settings, by whole key, that adapt a student to its only teacher, whose architecture a file has replaced.
+
+    The architecture of a student that inherits becomes ``auto``; a size of the student or the pictures that was the old
+    teacher's becomes the new one's. The first process prints them. {} where no architecture was replaced, the student does
+    not inherit, or there are several teachers.
 
     Args:
         config: all settings.

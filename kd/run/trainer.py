@@ -163,10 +163,11 @@ def _as_list(value: object) -> list[object]:
 
 
 def _with_environment(plugins: list[object]) -> list[object]:
-    """The user's plugins, and Lightning's own environment where this process starts the others, or mpirun or a program
-    that sets Lightning's variables has started them; a cluster's environment of the user's own takes its place.
+    """The user's plugins, with Lightning's own environment added where no launcher of a cluster has started the processes.
 
-    Without it Lightning would take SLURM's or Kubernetes' variables for those of a launcher that has started each process.
+    That is where this process starts the others, or mpirun or a program that sets Lightning's variables has started them.
+    An environment among the user's plugins takes its place. Without one Lightning would take SLURM's or Kubernetes'
+    variables for those of a launcher that has started each process.
     """
     existing = started()
     is_alone = existing is None or existing.by in ("mpirun", "another program")

@@ -244,8 +244,10 @@ def _row(
 
 
 def _compare_with_teacher(rows: list[Row]) -> None:
-    """Adds to the student's rows ``times_the_teacher``: how often it answers while the teacher answers once, both with as
-    many threads and the same batch; the teacher always in torch, the student in any runtime.
+    """Adds ``times_the_teacher`` to the student's rows: how often it answers while the teacher answers once.
+
+    Both have as many threads and the same batch; the teacher runs in torch, the student in the row's runtime. Rows without
+    such a time of the teacher get none.
     """
     teacher_ms = {}
     for row in rows:

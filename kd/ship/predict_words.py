@@ -74,8 +74,9 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
 
 
 def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a run's source by which a list's pictures are found: of ``image_dir``, ``path_column``,
-    ``delimiter`` and ``ending`` those that it has; none of a source that is not a list.
+    """The arguments of a run's source by which a list's pictures are found; {} for a source that is not a list.
+
+    They are ``image_dir``, ``path_column``, ``delimiter`` and ``ending``, of these those that the source has.
 
     Args:
         source: ``data.source`` of the run, a class path and its arguments.

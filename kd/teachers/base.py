@@ -121,8 +121,8 @@ class RunTeacher:
                 member.expect(task)
 
     def as_logits(self, outputs: Tensor) -> Tensor:
-        """The logits for a model's outputs ``(N, C, ...)``: the outputs, or, for a model that ends with the
-        softmax or sigmoid of the task, the logits that give these probabilities.
+        """The logits for a model's outputs ``(N, C, ...)``, which are logits or, after the task's softmax or sigmoid,
+        probabilities. Logits are returned as they are.
 
         The first outputs after :meth:`expect` decide for all later ones, and a line is printed where they are
         probabilities. While torch compiles a model, nothing is decided.

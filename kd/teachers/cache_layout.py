@@ -187,8 +187,9 @@ def topk_temperature(loss: LogitLoss) -> float | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a path in a cache's folder is the folder of one kind of answers: it has a fingerprint, or nothing yet but
-    what is there before one (:data:`BEGUN`).
+    """Whether a path in a cache's folder is the folder of one kind of answers.
+
+    Such a folder has a fingerprint, or as yet only files that come before it (:data:`BEGUN`).
     """
     if folder.is_symlink() or not folder.is_dir():
         return False

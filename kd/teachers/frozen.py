@@ -196,8 +196,10 @@ class FrozenTeacher(RunTeacher):
         return logits.to(images.device)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes; on the model's
-        device, or where the model was when :meth:`to` made it 16 bits. Of a model in shards all processes must call it.
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes; 0 without a bias.
+
+        They are on the model's device, or where the model was when :meth:`to` made it 16 bits. Of a model in shards all
+        processes must call it.
 
         Raises:
             UserError: there is not one last layer with a weight of its own.
@@ -246,8 +248,9 @@ class FrozenTeacher(RunTeacher):
         return model
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
-        """The data's class names in the order of the model's own columns; None where the model has more classes than
-        the data, or an unknown number in another order.
+        """The data's class names in the order of the model's own columns.
+
+        None where the model has more classes than the data, or, in another order than the data's, an unknown number.
         """
         if self.columns is None:
             return list(names)

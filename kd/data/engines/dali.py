@@ -59,10 +59,10 @@ class DaliCutSet(CutSet):
 
 
 def for_dali(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
-    """A picture's bytes in a form that DALI decodes as kd does: an upright JPEG in grey or RGB as it is, of which only the
-    header is read; any other picture as a PNG.
+    """A picture's bytes in a form that DALI decodes as kd does.
 
-    A picture that becomes a PNG is decoded and encoded again here, uncompressed.
+    An upright JPEG in grey or RGB is returned as it is, and only its header is read. Any other picture is decoded here, and
+    encoded again as an uncompressed PNG.
 
     Args:
         data: the encoded picture.

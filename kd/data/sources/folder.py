@@ -188,8 +188,10 @@ class ImageFolder(Source):
         return SplitFolders(train, val)
 
     def _doubt(self, names: Sequence[str], named: Sequence[str]) -> None:
-        """Refuses folders that may be splits or classes: one with a split's name beside folders of pictures, or folders
-        without such a name of which more than half hold the same two or more folders (``entrenamiento``, ``prueba``).
+        """Refuses folders that may be splits or classes.
+
+        There is doubt where a single folder has a split's name, beside folders of pictures. Or none has such a name, and
+        more than half of the folders hold the same two or more folders (``entrenamiento``, ``prueba``).
 
         Args:
             names: of the folders in the root.
@@ -238,8 +240,10 @@ class ImageFolder(Source):
         return name
 
     def _folder(self, split: str) -> str:
-        """The path or URL of a split's folder, which need not exist; ``train`` and ``val`` are those of the layout, any
-        other split the folder of its name, else one whose name means it.
+        """The path of a split's folder, which need not exist.
+
+        ``train`` and ``val`` are those of the layout. Any other split is the folder of its name, else one whose name means
+        it.
         """
         names = folders_in(self.folder)
         if split in self.folders:

@@ -220,8 +220,10 @@ class HuggingFace(Source):
         return files
 
     def _arguments(self) -> list[Any]:
-        """The arguments of ``load_dataset_builder``: the name on the hub; for a folder its files' reader, and the files by
-        split, with the stamp of each, so that a changed file is read again.
+        """The arguments of ``load_dataset_builder``, by position.
+
+        They are the name on the hub; for a folder its files' reader, two that are not given, and the files by split, with
+        the stamp of each, so that a changed file is read again.
 
         Raises:
             UserError: the path is the name of a reader of ``datasets``.

@@ -322,9 +322,10 @@ class Manifest(Source):
         return self._loaded[split]
 
     def _ids(self, paths: Names, cells: list[Any], split: str) -> tuple[Names, Sequence[Any]]:
-        """The pictures of a split, each once where it may have several labels, and their class ids: one, or with
-        ``multi_label`` any number; -1 for all where the training list has no labels. The training pictures also set
-        :attr:`classes`.
+        """The pictures of a split, and their class ids: one each, or with ``multi_label`` a list of any number.
+
+        With ``multi_label`` each picture comes once, with the labels of all its rows. Where the training list has no labels
+        all ids are -1. The training pictures also set :attr:`classes`.
 
         Raises:
             Unfit: a picture has no label or several where it must have one, or is listed with different ones; or there are

@@ -170,10 +170,10 @@ def folder_here(root: str, key: str) -> str:
 
 
 def pictures_here(files: Sequence[str], key: str) -> list[str]:
-    """The paths of pictures on this disk, in order: of a URL that of its copy, which is fetched where it is missing or has
-    changed; nothing is removed from the copies.
+    """The paths of pictures on this disk, in order; a URL becomes the path of its copy.
 
-    A picture that the store does not have gets the path that its copy would have.
+    Copies that are missing or have changed are fetched; none is removed. A picture that the store does not have gets the
+    path that its copy would have.
 
     Args:
         files: paths and URLs.

@@ -178,8 +178,10 @@ class SegmentationFolder(Source):
         self.folders = images, masks
 
     def _name(self, split: str) -> str:
-        """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it
-        (``Training``; see :func:`choose_split_name`), else ``split`` again, which :meth:`load` refuses.
+        """Name of a split's folder below both the pictures' and the masks' folder.
+
+        It is ``split``; else the name of a folder of pictures that means it (``Training``, :func:`choose_split_name`); else
+        ``split`` again, for which :meth:`load` finds no folder.
 
         Raises:
             UserError: two folders could be the split.

@@ -261,8 +261,10 @@ class ShardSplit:
         return data
 
     def _path(self, shard: int) -> Path:
-        """Where a shard lies on this machine; of a URL its copy, which is brought up to date when
-        this object first needs it; a forked process takes over what its parent has found.
+        """Where a shard lies on this machine; of a pack at a URL, the path of the shard's copy.
+
+        The copy is brought up to date when this object first needs it. A forked process uses the paths that its parent has
+        found.
 
         Raises:
             UserError: it can't be fetched.

@@ -153,7 +153,7 @@ class RayCluster:
             )
 
     def _start_here(self) -> None:
-        """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed.
+        """Starts a Ray of this process's own, and a guard that ends what Ray would leave behind if this process is killed.
 
         The guard is a shell that reads from a pipe: it wakes when this process is gone, kills Ray's processes and removes
         their folder. :meth:`leave` ends it first.

@@ -199,8 +199,9 @@ class Tier:
             return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
-        """Raises in the training process what has failed in the thread, or that no batch comes any more: after
-        :data:`LOST_S` without an answer of the cluster, or :data:`PATIENCE_S` without a batch.
+        """Raises, in the training process, the error with which the thread has failed; else nothing while batches come.
+
+        A RunError is raised after :data:`LOST_S` without an answer of the cluster, or :data:`PATIENCE_S` without a batch.
 
         Args:
             waiting_since: seconds of ``time.monotonic()``, when the wait for a batch began.

@@ -348,8 +348,9 @@ class CNNStart(ABC):
         before: Tensor,
         after: Tensor,
     ) -> Sequence[Tensor]:
-        """What a block of the student adds its output to, of each part of the sample: its stream (here), or, in a family
-        whose shortcuts have layers, what the shortcut gives for the stream, fitted first.
+        """What a block of the student adds its output to, of each part of the sample: here the stream itself.
+
+        A family whose shortcuts have layers fits the block's shortcut first, and returns what it gives for the stream.
         """
         return ours
 
@@ -397,15 +398,17 @@ class CNNStart(ABC):
     def _choose(
         self, theirs: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[list[tuple[Part, list[Part]]]]]:
-        """Chooses what is kept, by the parts of the sample that decide.
+        """Chooses the teacher's channels that the student keeps, and the teacher's blocks that each of its blocks follows.
+
+        The first :data:`GUIDE_PARTS` parts of the sample decide. Where the teacher has more blocks, those that change the
+        stream least, as a share of its norm, have no follower: the follower of the block before does their work too.
 
         Args:
             theirs: the teacher's input.
 
         Returns:
-            The numbers of the channels of the stem's stream, then of each stage's, in rising order; and of each stage its
-            blocks, each with the teacher's blocks whose work it does: those that change the stream least, as a share of
-            its norm, follow another.
+            The numbers of the channels of the stem's stream, then of each stage's, in rising order; and of each stage the
+            student's blocks, each with the teacher's blocks whose work it does.
         """
         streams = self.streams()
         rows: dict[nn.Module, list[Tensor]] = {}

@@ -177,8 +177,9 @@ def _map_values(spread: Tensor, write: Tensor, size: int, portion: int) -> tuple
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a positive semi-definite matrix ``(S, S)``, ``V diag(v) V'``: its symmetric root ``V diag(sqrt v) V'``, and
-    that root's inverse, which leaves out directions that hardly occur.
+    """The symmetric root of a positive semi-definite matrix, and the root's inverse, ``(S, S)`` each.
+
+    The root of ``V diag(v) V'`` is ``V diag(sqrt v) V'``. The inverse leaves out directions that hardly occur.
     """
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0)

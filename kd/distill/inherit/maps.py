@@ -108,8 +108,9 @@ def maps_of(layer: nn.Module, tensor: Tensor) -> Tensor:
 
 
 def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """A layer's input or output as maps ``(N, C, H, W)``: that of a linear layer or LayerNorm, ``(N, H, W, C)``, is
-    permuted; any other tensor is returned as it is.
+    """A layer's input or output as maps ``(N, C, H, W)``.
+
+    That of a linear layer or LayerNorm, ``(N, H, W, C)``, is permuted; any other tensor is returned as it is.
     """
     is_last = isinstance(layer, nn.Linear | nn.LayerNorm) and tensor.ndim == 4
     if is_last and not _is_2d(layer):

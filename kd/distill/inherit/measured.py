@@ -247,10 +247,10 @@ class MeasuredTeacher:
         return self._after
 
     def activations_of(self, number: int, student: ViT) -> list[BlockActivations]:
-        """One block's activations, part by part, at the tokens that the student has too.
+        """The activations of a teacher's block, part by part, at the tokens that the student has too.
 
-        Only those of the latest call are kept: students go through the blocks together, and ``number`` never falls on one
-        grid.
+        Only those of the latest call are kept: students go through the blocks together, and ``number`` must not become
+        smaller while the grid stays.
 
         Args:
             number: of the teacher's block, from 0.

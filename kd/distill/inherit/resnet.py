@@ -200,8 +200,9 @@ class ResNetStart(CNNStart):
         before: Tensor,
         after: Tensor,
     ) -> Sequence[Tensor]:
-        """What a block's shortcut gives for the stream, of each part: the stream itself, or, where the shortcut has a
-        convolution and a norm, their output after they are fitted to the teacher's shortcut.
+        """What a block's shortcut gives for the stream, of each part of the sample: without layers the stream itself.
+
+        A shortcut with a convolution and a norm is fitted to the teacher's shortcut first.
         """
         if block.downsample is None:
             return ours

@@ -143,8 +143,9 @@ class SizeSearch:
         }
 
     def _teacher_size(self) -> list[Candidate]:
-        """The teacher as a size to be timed, in a list; [] where there are several, or it is not a model of timm's whose
-        layers can be read.
+        """A single teacher as a size to be timed, in a list.
+
+        [] where there are several, or where its layers can't be read or a builder has made it.
         """
         if self.teacher is None or len(self.teacher.members) != 1:
             return []

@@ -106,7 +106,8 @@ def compared(
 ) -> str:
     """The winner and the default on the same fresh seeds, in words: both means, and the 95 % interval of their difference.
 
-    The interval is paired by seed (:func:`kd.proof.seeds.gain_over_seeds`); one seed has none.
+    The interval is paired by seed (:func:`kd.proof.seeds.gain_over_seeds`); one seed has none. The difference "survives"
+    where the winner is better by more than half of the interval.
 
     Args:
         objective: its name.

@@ -343,8 +343,9 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
 
 
 def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
-    """The examples of a space (all choices, or both ends) as a run's configuration has them, resolved one by one; None for
-    an example under which the configuration has no such key.
+    """The examples of a space (all choices, or both ends) as a run's configuration has them, resolved one by one.
+
+    None stands for an example under which the configuration has no such key.
 
     Args:
         request: the run's command line.

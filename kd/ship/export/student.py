@@ -287,8 +287,10 @@ def builder_in(path: Path) -> str:
 
 
 def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
-    """What makes a model of timm's, also below :class:`DenseModel`, by the metadata of a student's file at ``path``; raises
-    a UserError where timm has no such model, the size of its input is not known, or arguments do not fit the file's tensors.
+    """A function that makes a model of timm's, also below :class:`DenseModel`, by the metadata of the file at ``path``.
+
+    Raises:
+        UserError: timm has no such model, the size of its input is not known, or arguments do not fit the file's tensors.
     """
     if metadata.img_size is None or not timm.is_model(metadata.arch):
         raise UserError(

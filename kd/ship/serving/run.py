@@ -152,8 +152,10 @@ class _Connection(H11Protocol):
             self._watch()
 
     def _end(self) -> None:
-        """Sends what is written so far; then reads, and drops, until the client closes too, or for a while: :data:`LINGER_S`
-        seconds, or the grace of the shutdown where something is unsent. A second call does nothing.
+        """Ends the connection: sends what is written so far, then reads and drops until the client closes too.
+
+        It is cut off after :data:`LINGER_S` seconds, or after the grace of the shutdown where something is unsent. A second
+        call does nothing.
         """
         if self.transport.is_closing():
             return
