@@ -484,7 +484,7 @@ def read_run(folder: str | Path) -> RunRecords:
         )
     for file in files:
         try:
-            records, notes_of_file = read_lines(file)
+            records, notes_of_file = read_lines(file, LARGEST_LOG)
         except OSError as error:
             run.notes.append(f"{file.name} is left out: {error.strerror}")
             continue

@@ -19,6 +19,7 @@ from kd.report.records import (
     read_run,
     read_siblings,
 )
+from kd.storage.elsewhere import LARGEST
 from tests._files import write_json
 from tests._helpers import refuses
 from tests._pages import write_run
@@ -75,6 +76,14 @@ def test_torn_lines_are_left_out_and_the_file_goes_on(tmp_path: Path) -> None:
     writer.write({**STEP, "step": 2, "ms": 3.0})
     writer.close()
     assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 2.0, 3.0]
+
+
+def test_a_machine_of_many_cores_is_reported(tmp_path: Path) -> None:
+    """Its records take more bytes than a text may have."""
+    file = tmp_path / "records" / "phases.rank0.jsonl"
+    write_steps(file, [1.0, 2.0], limit=1_000)
+    os.truncate(file, LARGEST + 1)
+    assert len(read_run(tmp_path).steps[0]) == 2
 
 
 def test_a_small_number_of_the_summary_is_a_number(tmp_path: Path) -> None:
