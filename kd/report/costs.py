@@ -116,8 +116,8 @@ def outlook_of(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with ``Change()``, of the run as it is.
 
     More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
-    ring's, ``(n - 1) / n`` for ``n`` processes. Computing grows with the batch. Every process brings as many cores as now;
-    a data tier stays as it is.
+    ring's, ``(n - 1) / n`` for ``n`` processes. Computing grows with the batch; an epoch's validation takes as long with any
+    batch. Every process brings as many cores as now; a data tier stays as it is.
 
     Raises:
         UserError: too little is recorded to predict from, or the change contradicts the run.
@@ -131,7 +131,7 @@ def outlook_of(facts: Facts, change: Change) -> Outlook:
     step = facts.step_ms
     if change.of_the_step:
         step = _mean_step(facts, change, epochs)
-    validation_ms = facts.phases.get("validation", 0.0)
+    validation_ms = change.larger(facts) * facts.phases.get("validation", 0.0)
     steps_s = facts.batches_per_epoch * epochs / more * (step + validation_ms) / 1000
 
     # Seconds that the records do not explain: known of a run that has trained its whole length.

@@ -94,6 +94,10 @@ def test_machines_and_a_larger_batch() -> None:
     assert larger.step_ms == pytest.approx(190)
     assert larger.images_per_s == pytest.approx(2 * 128 / 0.19)
     assert larger.hours == pytest.approx((36 + 500 * 0.19) / 3600)
+    validated = facts({"student": 90.0, "validation": 90.0})
+    for batch in (64, 128):
+        found = outlook_of(validated, Change(batch_size=batch))
+        assert found.hours == pytest.approx((36 + 180) / 3600)
     assert "grow with the batch" in outlook_table(two, Change(batch_size=128)).note
 
 
