@@ -91,14 +91,15 @@ class Facts(StepFacts):
     def epochs(self) -> float:
         """Epochs that the run is to have, by ``max_epochs`` or ``max_steps``, whichever comes first.
 
-        Infinite where neither limits them, or steps alone do and an epoch's length is not known.
+        Infinite where neither limits them, or steps alone do and an epoch's length is not known. An epoch's last batch ends
+        a step, whether or not so many batches as ``accumulate`` have come.
         """
         trainer = self.run.config.get("trainer") or {}
         max_epochs = self.header.get("max_epochs", trainer.get("max_epochs"))
         max_steps = self.header.get("max_steps")
         batches_a_step = self.header.get("accumulate", 1)
-        epochs_a_step = ratio(batches_a_step, self.batches_per_epoch)
-        limits = [max_epochs or 0, (max_steps or 0) * epochs_a_step]
+        steps_an_epoch = math.ceil(ratio(self.batches_per_epoch, batches_a_step))  # 0: not known
+        limits = [max_epochs or 0, ratio(max_steps or 0, steps_an_epoch)]
         positive = [limit for limit in limits if limit > 0]
         return min(positive, default=math.inf)
 
