@@ -198,10 +198,10 @@ class Facts(StepFacts):
 
     @cached_property
     def hours(self) -> Number:
-        """Hours of the run: ``wall_s`` of its summary; without it, hours so far, by the larger of :attr:`wall_s` and
-        :attr:`recorded_s`. None where nothing is known.
+        """Hours of the run: once it has ended ``wall_s`` of its summary; else hours so far, by the larger of :attr:`wall_s`
+        and :attr:`recorded_s`. None where nothing is known.
         """
-        of_fit = self.run.summary.get("wall_s")
+        of_fit = self.has_ended and self.run.summary.get("wall_s")
         return (of_fit or max(self.wall_s or 0.0, self.recorded_s)) / 3600 or None
 
     @cached_property

@@ -14,6 +14,7 @@ import pytest
 
 from kd.cli import report_main, train_main
 from kd.report.evaluated import run_table
+from kd.report.facts import Facts
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
@@ -315,6 +316,8 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     cards = {name: value for name, value, _ in section(folder, "cards")[0]["cards"]}
     assert cards["status"] != "done"
     assert "time left" in cards
+    facts = Facts(read_run(folder))
+    assert facts.run.summary["wall_s"] and facts.hours == facts.recorded_s / 3600
 
 
 def test_the_operations_are_the_typical_ranks(tmp_path: Path) -> None:
