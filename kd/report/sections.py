@@ -192,13 +192,14 @@ def _speed_cards(facts: Facts) -> list[Card]:
 def status(run: RunRecords) -> str:
     """``done``, ``failed`` or another status of the summary; without one ``running`` or ``ended early``.
 
-    A run without a status still trains where its newest step, or its records' beginning, is younger than
-    :data:`RUNNING_S`.
+    A run without a status still trains where its newest step or sample of a machine, or its records' beginning, is younger
+    than :data:`RUNNING_S`: a validation may take longer.
     """
     if "status" in run.summary:
         return str(run.summary["status"])
     times = [header.get("t", 0.0) for header in run.headers.values()]
-    times += [steps[-1]["t"] for steps in run.steps.values() if steps]
+    for records in (*run.steps.values(), *run.samples.values()):
+        times += [record["t"] for record in records[-1:]]
     silent_s = time.time() - max(times, default=0.0)
     return "running" if silent_s < RUNNING_S else "ended early"
 

@@ -37,6 +37,14 @@ def test_a_run_before_its_first_step_is_running() -> None:
     assert status(run) == "running"
     run.headers[0]["t"] -= 3600
     assert status(run) == "ended early"
+    run.samples["a"] = [{"t": time.time() - 60, "cpu": [], "mem": 1.0}]  # in a long validation
+    assert status(run) == "running"
+
+
+def test_an_epoch_s_last_step_may_have_fewer_batches() -> None:
+    """Four of its ten batches a step: three steps an epoch."""
+    header = {"max_epochs": -1, "max_steps": 30, "accumulate": 4, "batches_per_epoch": 10}
+    assert Facts(RunRecords(Path("food/7"), headers={0: header})).epochs == 10
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
