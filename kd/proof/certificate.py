@@ -237,7 +237,7 @@ def gain_interval(
     """The candidate's gain over the reference on the same pictures, and the lower and upper end of its two-sided interval.
 
     All three are shares; the gain of an error is a share of the reference's error. An accuracy has Tango's interval, any
-    other measure the bootstrap's over pictures.
+    other measure the bootstrap's over pictures, which is infinite on fewer than :data:`FEWEST`.
 
     Args:
         reference: what one model did.
@@ -251,6 +251,8 @@ def gain_interval(
         return pair.difference, *tango_interval(pair, confidence)
     statistic = gain_of(reference, candidate, np.arange(pictures))
     gain = float(statistic(np.ones((1, pictures)))[0])
+    if pictures < FEWEST:
+        return gain, -math.inf, math.inf
     one_sided = (1 + confidence) / 2
     low = smallest_gain(statistic, pictures, one_sided)
     high = -smallest_gain(lambda weights: -statistic(weights), pictures, one_sided)
@@ -334,12 +336,14 @@ def by_class(
     adjusted = holm(np.array([row["p_value"] for row in rows]))
     error = 1 - wanted.confidence
     worse = []
-    too_few = 0
+    others = []
     for row, p_value in zip(rows, adjusted.tolist(), strict=True):
         if p_value <= error:
             worse.append({**row, "p_value": p_value})
-        elif row["least_p_value"] * len(rows) > error:
-            too_few += 1
+        else:
+            others.append(row["least_p_value"])
+    # of a class that lost all, Holm's factor is the number of those that are not proven worse, itself included
+    too_few = sum(least * len(others) > error for least in others)
     worse.sort(key=lambda row: row["p_value"])
     return {"tested": len(rows), "worse": worse, "too_few": too_few}
 

@@ -6,7 +6,14 @@ import torch
 from torchmetrics.functional.classification import multilabel_average_precision
 
 from kd.module.outcomes import PictureOutcomes
-from kd.proof.certificate import Outcomes, ProofMargin, bound_in_points, by_class, certify
+from kd.proof.certificate import (
+    Outcomes,
+    ProofMargin,
+    bound_in_points,
+    by_class,
+    certify,
+    gain_interval,
+)
 from kd.proof.resample import (
     error_gain,
     iou_gain,
@@ -81,6 +88,17 @@ def test_a_class_that_is_proven_worse_has_pictures_enough() -> None:
     found = accuracy(np.ones(45), np.zeros(45), class_ids=ids, classes=["cat", "dog"])
     assert [row["name"] for row in found["classes"]["worse"]] == ["cat", "dog"]
     assert found["classes"]["too_few"] == 0
+    kept = accuracy(np.ones(45), ids, class_ids=ids, classes=["cat", "dog"])
+    assert [row["name"] for row in kept["classes"]["worse"]] == ["cat"]
+    assert kept["classes"]["too_few"] == 0
+
+
+@pytest.mark.parametrize("pictures", [1, 4])
+def test_few_pictures_show_no_gain(pictures: int) -> None:
+    """All of them gain alike: a bootstrap of these would have no spread."""
+    errors = np.ones((pictures, 1))
+    pair = [Outcomes("mean absolute error", scale * errors) for scale in (1.0, 0.9)]
+    assert gain_interval(*pair) == (pytest.approx(0.1), -np.inf, np.inf)
 
 
 @pytest.mark.parametrize("loss", [0.0001, 0.00141, 0.00451, 0.0098, 0.00999999])
