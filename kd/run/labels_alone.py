@@ -41,13 +41,17 @@ BY_LABELS: Json = {
     "model.teacher_of": {},
     "model.task_loss_weight": 1.0,
     "monitor.prometheus_port": None,
+    "monitor.actions": None,
+    "monitor.max_hours": None,
+    "monitor.budget": None,
 }
-"""Settings of a training by labels alone; its teacher gives its start and no answers."""
+"""Settings of a training by labels alone; its teacher gives its start and no answers, and no rule or limit ends it early."""
 
 
 def compare_with_labels_alone(run: Run, folder: Path) -> None:
     """Where the settings ask for it: trains by labels alone, prints what the teacher has added, and writes it for page and
-    card. What is trained already is taken; a training that was stopped resumes.
+    card. What is trained already is taken; a training that was stopped resumes. A run that a rule or a limit has stopped is
+    not compared: that is printed.
 
     Args:
         run: that has ended, now or before; its settings and what it trusts count.
@@ -60,6 +64,9 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
     if not run.config["labels_alone"]:
         return
     summary = mapping_of(folder / "summary.json")
+    if summary["status"] != "done":
+        print(f"labels alone: not compared, as the run has not ended ({summary['status']})")
+        return
     metric = summary["primary"]
     print(
         "labels alone: trains the same student from the same start, without its teacher's answers"

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kd.cli import card_main, train_main
 from kd.report.tables import Table
 from kd.run.eval_options import EvalOptions
+from kd.run.labels_alone import BY_LABELS, compare_with_labels_alone
 from kd.run.measure import evaluate_models
-from kd.run.request import translate
+from kd.run.request import as_word, translate
+from kd.run.run import settings_of
 from kd.storage.elsewhere import mapping_of
-from tests._files import read_yaml
+from tests._files import read_yaml, write_json
 from tests._forks import ForkedRun
 from tests._helpers import draw_folder, save_teacher, write_recipe
 
@@ -99,6 +103,30 @@ def test_a_finished_run_is_compared_afterwards_and_nothing_is_trained_twice(
     after = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
     assert before == after
     assert line in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its students by labels alone would train for all epochs, and its budget is spent."""
+    write_json(tmp_path / "summary.json", {"status": "stopped: BudgetSpent", "primary": "acc1"})
+    run: Any = SimpleNamespace(config={"labels_alone": True})
+    compare_with_labels_alone(run, tmp_path)
+    assert (
+        "not compared, as the run has not ended (stopped: BudgetSpent)" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "labels_alone").exists()
+
+
+def test_no_rule_or_limit_ends_a_training_by_labels_alone(recipe: Path) -> None:
+    given = {"actions.Overtraining": "stop", "max_hours": 2, "budget": 3, "price_per_hour": 1}
+    words = [as_word(f"monitor.{key}", value) for key, value in given.items()]
+    assert settings_of([f"recipe={recipe}", *words])["monitor"]["actions"] == {
+        "Overtraining": "stop"
+    }
+    changed = [as_word(key, value) for key, value in BY_LABELS.items()]
+    monitor = settings_of([f"recipe={recipe}", *words, *changed])["monitor"]
+    assert monitor["actions"] is monitor["max_hours"] is monitor["budget"] is None
 
 
 def test_a_page_says_what_was_not_compared(finished: Path) -> None:
