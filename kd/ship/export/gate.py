@@ -1,6 +1,7 @@
 """Every export against the student in torch, on real validation pictures: nothing ships unseen."""
 
 import copy
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
@@ -50,9 +51,9 @@ def compare_answers(
             :class:`kd.tasks.Features` is used in its place.
 
     Returns:
-        ``pictures`` (how many), ``max_difference`` of the numbers, ``agreement`` in 0..1; and ``metric``, the task's by
-            name, with its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be below 0), which features do
-            not have.
+        ``pictures`` (how many), ``max_difference`` of the numbers (NaN where one is), ``agreement`` in 0..1; and
+            ``metric``, the task's by name, with its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be
+            below 0), which features do not have.
     """
     judges: dict[str, Task] = {}
     if manifest.task == "features":
@@ -61,7 +62,7 @@ def compare_answers(
         judges = {"student": copy.deepcopy(task), "export": copy.deepcopy(task)}
     for judge in judges.values():
         judge.reset()
-    max_difference = 0.0
+    differences: list[torch.Tensor] = []
     pictures = 0
     same: list[torch.Tensor] = []
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
@@ -70,8 +71,7 @@ def compare_answers(
         images = _images(batch)
         expected = torch.from_numpy(student(images))
         exported = torch.from_numpy(np.array(runtime(images)))
-        difference = (expected - exported).abs().max()
-        max_difference = max(max_difference, difference.item())
+        differences.append((expected - exported).abs().max())
         pictures += len(images)
 
         answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
@@ -81,7 +81,7 @@ def compare_answers(
 
     measured: dict[str, Any] = {
         "pictures": pictures,
-        "max_difference": max_difference,
+        "max_difference": torch.stack(differences).max().item(),
         "agreement": torch.cat(same).double().mean().item(),
     }
     if judges:
@@ -112,8 +112,10 @@ def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
             agreement.
 
     Returns:
-        The reason in words, with the bound's key; "" where the export may ship.
+        The reason in words, with the bound's key; "" where the export may ship. No bound allows NaN or infinite answers.
     """
+    if not math.isfinite(measured["max_difference"]):
+        return "an answer of it or of the student is NaN or infinite"
     if wanted.int8 and "metric" in measured:
         before, after = measured["student"], measured["export"]
         if before - after <= wanted.max_drop / 100:

@@ -16,7 +16,8 @@ def test_what_an_export_may_lose() -> None:
     whole, quantised = (
         ExportSettings(int8=int8, min_agreement=99, max_drop=1) for int8 in (False, True)
     )
-    found = {"agreement": 0.98, "pictures": 100, "metric": "acc1", "student": 0.80, "export": 0.795}
+    found = {"agreement": 0.98, "pictures": 100, "metric": "acc1", "student": 0.80, "export": 0.795,
+             "max_difference": 0.1}  # fmt: skip
     assert failure(found, whole).startswith("it agrees with the student on 98.000% of 100 pictures")
     assert failure(found, quantised) == ""
     worse = {**found, "export": 0.7}
@@ -53,3 +54,16 @@ def test_two_exports_of_one_run_are_compared_apart() -> None:
     ]
     assert [each["student"] for each in measured] == [1.0, 1.0]
     assert [each["export"] for each in measured] == [0.0, 0.0]
+
+    def broken(pictures: np.ndarray) -> np.ndarray:
+        """NaN for one picture: torch takes that for the largest, class 0, which is right."""
+        answers = np.repeat(right, len(pictures), 0)
+        answers[1] = np.nan
+        return answers
+
+    lost = compare_answers(
+        lambda pictures: np.repeat(right, len(pictures), 0), broken, manifest, [batch], task
+    )
+    assert lost["agreement"] == lost["export"] == 1.0
+    for int8 in (False, True):
+        assert "NaN" in failure(lost, ExportSettings(int8=int8, min_agreement=99, max_drop=1))
