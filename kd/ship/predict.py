@@ -17,6 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from kd.data.pictures import decode
+from kd.data.sources import printable
 from kd.data.transforms import EvalView
 from kd.errors import first_line
 from kd.machine import cores
@@ -116,7 +117,8 @@ class Predictions:
             _print_rows(rows)
             return None
         else:
-            write_text(out, _table(out.suffix, rows))
+            # a name that is not UTF-8 is escaped
+            write_text(out, printable(_table(out.suffix, rows)))
         return place
 
 
