@@ -23,6 +23,8 @@ class Inference(LightningModule):
     """The model that is trained, with its losses."""
     validation: Validation
     """Its metrics."""
+    _validated: frozenset[str] = frozenset()
+    """Names of the metrics that the newest validation has logged."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -72,8 +74,14 @@ class Inference(LightningModule):
         return isinstance(getattr(trainer_of(self), "strategy", None), Sharding)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the task's metrics over all processes, as ``val/<name>``."""
-        self.log_dict(self.validation.results())
+        """Logs the task's metrics over all processes, as ``val/<name>``. Lightning would keep one that only an earlier
+        validation had (``miou_of_targets``): the trainer loses it.
+        """
+        metrics = self.validation.results()
+        for gone in self._validated.difference(metrics):
+            self.trainer.callback_metrics.pop(gone, None)
+        self._validated = frozenset(metrics)
+        self.log_dict(metrics)
 
     def forward(self, images: Tensor) -> Tensor:
         """Runs the student, with the moving average's weights where there is one.

@@ -12,6 +12,7 @@ from kd.data.batch import Batch
 from kd.distill.step import as_teacher
 from kd.models import TeacherSpec
 from kd.module.evaluation import look
+from kd.module.inference import Inference
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import OwnTeacher
 
@@ -55,6 +56,21 @@ def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
         and known.decided is not None
         and (known.decided.tolist(), known.taught) == ([1], {})
     )
+
+
+def test_a_metric_that_a_validation_lacks_is_no_earlier_one_s() -> None:
+    """Lightning would keep its value for good."""
+    results = [{"val/miou": 0.2, "val/miou_of_targets": 0.25}, {"val/miou": 0.5}]
+    logged = {"train/loss": 1.0}
+    module = SimpleNamespace(
+        validation=SimpleNamespace(results=lambda: results.pop(0)),
+        trainer=SimpleNamespace(callback_metrics=logged),
+        log_dict=logged.update,
+        _validated=frozenset(),
+    )
+    for _ in range(2):
+        Inference.on_validation_epoch_end(module)  # type: ignore[arg-type]
+    assert logged == {"train/loss": 1.0, "val/miou": 0.5}
 
 
 def test_decisions_known_of_val_are_not_used_in_a_test() -> None:
