@@ -491,11 +491,11 @@ def read_run(folder: str | Path) -> RunRecords:
         run.notes += notes_of_file
         _sort_in(run, records)
 
-    # A resumed run repeats the steps after its checkpoint: the newest counts.
     for rank, steps in run.steps.items():
-        newest = {step["step"]: step for step in steps}
-        run.steps[rank] = sorted(newest.values(), key=lambda step: step["step"])
-    run.health.sort(key=lambda record: record["step"])
+        run.steps[rank] = _that_count(steps)
+    # a resumed run reads no health before some steps are made
+    newest = max((steps[-1]["step"] for steps in run.steps.values()), default=math.inf)
+    run.health = [reading for reading in _that_count(run.health) if reading["step"] <= newest]
 
     # The summary of a run that has been resumed since describes its first part: that run has not ended.
     summary_file = folder / "summary.json"
@@ -505,6 +505,18 @@ def read_run(folder: str | Path) -> RunRecords:
         ended = ("status", "error")
         run.summary = {key: value for key, value in run.summary.items() if key not in ended}
     return run
+
+
+def _that_count(records: Iterable[Any]) -> list[Any]:
+    """Records of steps, as they were written, without those that a resumed run has begun to make again: from its first step
+    on only its own stay.
+    """
+    kept: list[Any] = []
+    for record in records:
+        while kept and kept[-1]["step"] >= record["step"]:
+            kept.pop()
+        kept.append(record)
+    return kept
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:

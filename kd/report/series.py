@@ -124,9 +124,10 @@ def _class_counts(facts: Facts) -> list[int] | None:
 
 
 def _silent_s(facts: Facts) -> Number:
-    """Seconds since the newest step of a run without a status; it trains, or was killed."""
-    still_trains = not facts.has_ended and facts.steps
-    return time.time() - facts.steps[-1]["t"] if still_trains else None
+    """Seconds since the newest step of a run without a status, or since it was resumed; it trains, or was killed."""
+    if facts.has_ended or not facts.steps:
+        return None
+    return time.time() - max(facts.steps[-1]["t"], facts.header.get("t", 0.0))
 
 
 def _data_share(facts: Facts) -> Number:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import kd
+from kd.report.facts import Facts
 from kd.report.records import (
     Writer,
     is_kept,
@@ -19,6 +21,7 @@ from kd.report.records import (
     read_run,
     read_siblings,
 )
+from kd.report.series import Series
 from kd.storage.elsewhere import LARGEST
 from tests._files import write_json
 from tests._helpers import refuses
@@ -96,10 +99,26 @@ def test_a_repeated_step_counts_once_and_the_newest_wins(tmp_path: Path) -> None
     file = tmp_path / "records" / "phases.rank0.jsonl"
     write_steps(file, [1.0, 2.0, 3.0], limit=100)
     writer = Writer(file, {"of": "steps", "rank": 0})  # resumed from a checkpoint at step 1
-    for step in (1, 2):
+    health = Writer(tmp_path / "records" / "health.jsonl", {"of": "health"})
+    for step, norm in ((0, 1.0), (2, None)):
+        health.write({"kind": "health", "step": step, "grad_norm": norm})
+    for step, norms in ((1, [1.0]), (2, [1.0, 2.0])):
         writer.write({**STEP, "step": step, "ms": 10.0})
+        if step == 2:
+            health.write({"kind": "health", "step": step, "grad_norm": 2.0})
+        run = read_run(tmp_path)
+        assert [s["ms"] for s in run.steps[0]] == [1.0, *[10.0] * step]
+        assert [reading["grad_norm"] for reading in run.health] == norms
     writer.close()
-    assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 10.0, 10.0]
+    health.close()
+
+
+def test_a_run_that_was_just_resumed_has_not_stalled(tmp_path: Path) -> None:
+    file = tmp_path / "records" / "phases.rank0.jsonl"
+    write_steps(file, [1.0, 2.0], limit=100)
+    assert Series("run", Facts(read_run(tmp_path)))["silent_s"] > 1e9
+    Writer(file, {"of": "steps", "rank": 0, "t": time.time()}).close()
+    assert Series("run", Facts(read_run(tmp_path)))["silent_s"] < 60
 
 
 def test_runs_are_read_from_python(tmp_path: Path) -> None:
