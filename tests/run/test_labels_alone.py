@@ -10,10 +10,9 @@ import pytest
 from kd.cli import card_main, train_main
 from kd.report.tables import Table
 from kd.run.eval_options import EvalOptions
-from kd.run.labels_alone import BY_LABELS, compare_with_labels_alone
+from kd.run.labels_alone import compare_with_labels_alone
 from kd.run.measure import evaluate_models
-from kd.run.request import as_word, translate
-from kd.run.run import settings_of
+from kd.run.request import translate
 from kd.storage.elsewhere import mapping_of
 from tests._files import read_yaml, write_json
 from tests._forks import ForkedRun
@@ -31,6 +30,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         draw_folder(home / "data"),
         save_teacher(home / "t.safetensors"),
         labels_alone=True,
+        monitor__max_hours=9,
         model__student__inherit=True,
         model__distill_losses={"f": {"class_path": "kd.losses.MSELoss"}, "kd": {"class_path": "kd.losses.KDLoss"}},
         model__taps={"f": {"student": "maps", "teacher": "maps"}},
@@ -62,6 +62,7 @@ def test_the_same_student_learns_from_labels_at_two_rates(compared: Path) -> Non
         assert config["optim"]["lr"] == pytest.approx(float(rate), rel=0.02)
         assert config["model"]["distill_losses"] == config["model"]["taps"] == {}
         assert config["model"]["task_loss_weight"] == 1
+        assert config["monitor"]["max_hours"] is None
         assert not (folder / "checkpoints").exists()
 
 
@@ -116,17 +117,6 @@ def test_a_run_that_was_stopped_is_not_compared(
         "not compared, as the run has not ended (stopped: BudgetSpent)" in capsys.readouterr().out
     )
     assert not (tmp_path / "labels_alone").exists()
-
-
-def test_no_rule_or_limit_ends_a_training_by_labels_alone(recipe: Path) -> None:
-    given = {"actions.Overtraining": "stop", "max_hours": 2, "budget": 3, "price_per_hour": 1}
-    words = [as_word(f"monitor.{key}", value) for key, value in given.items()]
-    assert settings_of([f"recipe={recipe}", *words])["monitor"]["actions"] == {
-        "Overtraining": "stop"
-    }
-    changed = [as_word(key, value) for key, value in BY_LABELS.items()]
-    monitor = settings_of([f"recipe={recipe}", *words, *changed])["monitor"]
-    assert monitor["actions"] is monitor["max_hours"] is monitor["budget"] is None
 
 
 def test_a_page_says_what_was_not_compared(finished: Path) -> None:

@@ -54,16 +54,9 @@ def test_two_exports_of_one_run_are_compared_apart() -> None:
     ]
     assert [each["student"] for each in measured] == [1.0, 1.0]
     assert [each["export"] for each in measured] == [0.0, 0.0]
-
-    def broken(pictures: np.ndarray) -> np.ndarray:
-        """NaN for one picture: torch takes that for the largest, class 0, which is right."""
-        answers = np.repeat(right, len(pictures), 0)
-        answers[1] = np.nan
-        return answers
-
-    lost = compare_answers(
-        lambda pictures: np.repeat(right, len(pictures), 0), broken, manifest, [batch], task
-    )
+    broken = right.repeat(4, 0)
+    broken[1, 0] = np.nan  # torch takes it for the largest
+    models = (lambda _: right.repeat(4, 0)), (lambda _: broken)
+    lost = compare_answers(*models, manifest, [batch], task)
     assert lost["agreement"] == lost["export"] == 1.0
-    for int8 in (False, True):
-        assert "NaN" in failure(lost, ExportSettings(int8=int8, min_agreement=99, max_drop=1))
+    assert "NaN" in failure(lost, ExportSettings(int8=True, max_drop=1))
