@@ -234,7 +234,8 @@ class Facts(StepFacts):
     def computed_share(self) -> float:
         """Share of the run's answers that the teacher computed, 0 to 1; the others were read from a cache.
 
-        As counted at the run's end; before it, as its epochs and the cache's views would have it.
+        As counted at the run's end; before it, and of a run that was resumed, whose last start alone was counted, as its
+        epochs and the cache's views would have it.
         """
         if not self.cached:
             return 1.0
@@ -242,7 +243,8 @@ class Facts(StepFacts):
         by_teacher = [cache] if "answers_read" in cache else list(cache.values())
         computed = sum(counts["answers_computed"] for counts in by_teacher)
         answers = computed + sum(counts["answers_read"] for counts in by_teacher)
-        if answers:
+        starts = sum(event["name"] == "startup" for event in self.run.events)  # of each rank
+        if answers and starts <= len(self.run.headers):
             return ratio(computed, answers)
         return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
 
