@@ -323,7 +323,8 @@ class Facts(StepFacts):
             return exported[metric]
         best = min if less_is_better(metric) else max
         column = f"val/{metric}"
-        return best((row[column] for row in self.run.metrics if column in row), default=None)
+        values = (row.get(column, math.nan) for row in self.run.metrics)
+        return best((value for value in values if not math.isnan(value)), default=None)
 
     def exports_its_start(self) -> bool:
         """Whether the student is exported as it was before the first step (best epoch 0).

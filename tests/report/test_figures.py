@@ -1,5 +1,6 @@
 """The numbers below a page's charts and tables, from records written by hand."""
 
+import math
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from kd.proof.paired import PairedCounts, tango_interval
 from kd.report.card import card
-from kd.report.charts import heat, metric_lines, phase_chart
+from kd.report.charts import by_epoch, heat, metric_lines, phase_chart
 from kd.report.comparison import label
 from kd.report.evaluated import exports_parts, labels_alone_table
 from kd.report.facts import Facts
@@ -45,6 +46,13 @@ def test_an_epoch_s_last_step_may_have_fewer_batches() -> None:
     """Four of its ten batches a step: three steps an epoch."""
     header = {"max_epochs": -1, "max_steps": 30, "accumulate": 4, "batches_per_epoch": 10}
     assert Facts(RunRecords(Path("food/7"), headers={0: header})).epochs == 10
+
+
+def test_a_metric_that_was_nan_at_first_is_no_best_one() -> None:
+    rows = [{"epoch": n, "val/r2": value} for n, value in enumerate([math.nan, 0.5, 0.6])]
+    run = RunRecords(Path("food/7"), summary={"primary": "r2"}, metrics=rows)
+    assert Facts(run).best_val() == 0.6
+    assert by_epoch(run, "val/r2") == {1: 0.5, 2: 0.6}
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
