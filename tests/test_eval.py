@@ -10,7 +10,7 @@ import torch
 
 from kd.cli import main
 from kd.storage.student_metadata import weights_digest
-from tests._files import read_json
+from tests._files import read_json, write_yaml
 from tests._helpers import ARCH, TINY, Command, plain_answers, save_teacher, tiny_vit
 
 
@@ -131,7 +131,10 @@ def test_other_pictures_do_not_replace_the_runs_own_comparison(with_test: Path) 
     """``fidelity.json`` is of the pictures and the teacher that the run had."""
     file = with_test / "fidelity.json"
     file.write_text("{}")
-    assert main("eval", [str(with_test), "data.val_fraction=0.3"]) == 0
-    assert file.read_text() == "{}"
+    overlay = with_test.parent / "o.yaml"
+    write_yaml(overlay, {"data": {"val_fraction": 0.3}})
+    for other in ("data.val_fraction=0.3", f"config={overlay}"):
+        assert main("eval", [str(with_test), other]) == 0
+        assert file.read_text() == "{}"
     assert main("eval", [str(with_test), "data.batch_size=4"]) == 0
     assert file.read_text() != "{}"

@@ -298,7 +298,8 @@ def evaluate_models(request: Request, options: EvalOptions) -> Result:
         _find_answers(subject, options)
     listeners = _listeners(measured, options)
     cautions = [_cautions(subject, options) for subject in measured]
-    own_data = all(item.startswith(SAME_PICTURES) for item in request.overrides)
+    same_pictures = all(item.startswith(SAME_PICTURES) for item in request.overrides)
+    own_data = same_pictures and not request.overlays
     # of each model, where the task's answers are rows of a table
     answers = [Answers(task, subject.classes) for subject in measured] if task.in_rows else []
     results = []
