@@ -176,13 +176,6 @@ def test_nothing_recorded_nothing_said(rule: str) -> None:
     assert RULES[rule](*(type(argument)() for argument in silent)) is None
 
 
-def test_an_r2_is_not_a_share() -> None:
-    found = RULES["Overfit"]([5, 4, 3, 2, 1], [0.8, 0.6, 0.6, 0.6, 0.6], "val/r2")
-    assert found is not None and "val/r2 fell from 0.800 to 0.600 while" in found.text
-    found = RULES["StudentUnderTrained"]([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], [0.5] * 6, "", "val/r2")
-    assert found is not None and "val/r2 rose from 0.500 to 0.700 in" in found.text
-
-
 def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
     run = RunRecords(
         Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}}

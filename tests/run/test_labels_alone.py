@@ -30,7 +30,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         draw_folder(home / "data"),
         save_teacher(home / "t.safetensors"),
         labels_alone=True,
-        monitor__max_hours=9,
+        monitor={"max_hours": 9},
         model__student__inherit=True,
         model__distill_losses={"f": {"class_path": "kd.losses.MSELoss"}, "kd": {"class_path": "kd.losses.KDLoss"}},
         model__taps={"f": {"student": "maps", "teacher": "maps"}},
