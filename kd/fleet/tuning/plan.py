@@ -5,6 +5,7 @@ that the search makes as large, or as small, as it can; ``jobs`` is how many tri
 """
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -81,7 +82,7 @@ class SearchObjective:
         """The objective's value of a finished run, from its files.
 
         Of validation metrics the best epoch's, whose student is exported (the last one's where no best is noted); of
-        ``latency_ms`` the median in ``export/latency.json``; else the number in ``summary.json``.
+        ``latency_ms`` the median in ``export/latency.json``; else the number in ``summary.json``. NaN where that lacks it.
 
         Args:
             run: the run's folder.
@@ -94,9 +95,10 @@ class SearchObjective:
         student = summary["student"]
         if self.name.startswith("val/"):
             metrics = student["best_val"] or student["val"]
-            return float(metrics[self.name.removeprefix("val/")])
+            return float(metrics.get(self.name.removeprefix("val/"), math.nan))
         numbers = {**summary, "params": student["params"]}
-        return float(numbers[self.name])
+        number = numbers[self.name]
+        return math.nan if number is None else float(number)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The search: draws values, runs trials beside each other, stops poor ones early, remembers everything."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -173,15 +174,20 @@ class Search:
         """Records how a trial has ended; returns whether it was recorded.
 
         Finished, and timed where an objective is latency: complete. Ended by the pruner's stop: pruned. Stopped for
-        :data:`TOO_LONG`, ended with an error, or killed by somebody else: failed. One that was stopped with the search,
-        and then was ended by that or had finished without being timed, is not recorded: it stays running, and the next
-        search resumes it.
+        :data:`TOO_LONG`, ended with an error or without a number for an objective, or killed by somebody else: failed. One
+        that was stopped with the search, and then was ended by that or had finished without being timed, is not recorded: it
+        stays running, and the next search resumes it.
         """
         by_signal = job.poll() in SIGNALS
         notes = {"folder": str(job.run)}
         if job.is_done and (job.has_latency or not self.plan.wants_latency):
-            values = [objective.value(job.run) for objective in self.plan.objectives]
-            self.study.tell(trial, "complete", values, notes)
+            values = {one.name: one.value(job.run) for one in self.plan.objectives}
+            unknown = [name for name, value in values.items() if math.isnan(value)]
+            if unknown:
+                reason = f"its {unknown[0]} is not known, or NaN"
+                self.study.tell(trial, "failed", None, {"reason": reason, **notes})
+            else:
+                self.study.tell(trial, "complete", [*values.values()], notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(trial, "pruned", None, notes)
         elif job.stopped == WITH_SEARCH and (by_signal or job.is_done):

@@ -44,6 +44,23 @@ def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_p
     assert not job.has_latency and job.process is None
 
 
+def test_a_trial_without_its_objective_has_failed_and_ends_no_search(tmp_path: Path) -> None:
+    from kd.fleet.tuning.plan import SearchObjective
+    from kd.fleet.tuning.search import Search
+
+    write_json(tmp_path / "summary.json", {"student": {"best_val": {"acc1": 0.5}}})
+    search: Any = Search.__new__(Search)
+    search.plan = SimpleNamespace(
+        wants_latency=False, objectives=[SearchObjective("val/kl", maximize=False)]
+    )
+    search.study = Study(tmp_path, ["minimize"], "random", "none", 3, 0)
+    trial, _ = search.study.ask([Space("optim.lr", None, 0.1, 0.2)])
+    job: Any = SimpleNamespace(poll=lambda: 0, run=tmp_path, is_done=True, has_latency=False)
+    assert search._record(job, trial)
+    (failed,) = search.study.trials("failed")
+    assert failed.user_attrs["reason"] == "its val/kl is not known, or NaN"
+
+
 def test_more_jobs_than_gpus_share_them_one_each() -> None:
     assert [slot.gpus for slot in deal(3, ["0", "1"])] == [("0",), ("1",), ("0",)]
     assert [slot.gpus for slot in deal(2, [])] == [(), ()]
