@@ -124,6 +124,11 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     ]
     summary["student"]["best_val"] = {**summary["student"]["val"], "epoch": 4}
     assert [row[0] for row in run_table(summary).rows] == ["teacher", "student, last epoch (kept)"]
+    in_mid_epoch = run_table({**summary, "steps": 400})
+    assert [row[0] for row in in_mid_epoch.rows][1:] == [
+        "student, last epoch",
+        "student, kept epoch (4)",
+    ]
     assert tables[of_classes]["rows"] == [
         ["bread", 5, "60.0%", "bibimbap 40%"], ["bibimbap", 5, "100.0%", ""]
     ]  # fmt: skip
