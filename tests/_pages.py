@@ -135,7 +135,9 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     steps = folder / "records" / "phases.rank0.jsonl"
     lines = json_lines(steps)
     lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
-    lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
+    batches = lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
+    for line in lines[2:-1]:
+        line["epoch"] = int(line["step"] / batches)
     write_lines(steps, lines)
     summary = summary_of(folder)
     write_json(folder / "summary.json", summary | {"wall_s": 3600 * hours, "world_size": devices})

@@ -106,9 +106,16 @@ class Facts(StepFacts):
     @cached_property
     def epochs_done(self) -> Number:
         """Epochs that the run has trained so far, with the part of one that is not finished; None: nothing is known."""
-        if self.steps and math.isfinite(self.batches_per_epoch):
-            return ratio(self.steps[-1]["step"] + 1, self.batches_per_epoch)
-        return self.run.summary.get("epochs")
+        if not (self.steps and math.isfinite(self.batches_per_epoch)):
+            return self.run.summary.get("epochs")
+        newest = self.steps[-1]
+        done = ratio(newest["step"] + 1, self.batches_per_epoch)
+        epoch = newest["epoch"]
+        if epoch <= done <= epoch + 1:
+            return done
+        # resumed with more or fewer batches an epoch: those of the newest epoch count
+        first = next(step["step"] for step in self.steps if step["epoch"] == epoch)
+        return epoch + min(1.0, ratio(newest["step"] + 1 - first, self.batches_per_epoch))
 
     @cached_property
     def startup(self) -> Json:

@@ -3,6 +3,7 @@
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,14 @@ def test_an_epoch_s_last_step_may_have_fewer_batches() -> None:
     """Four of its ten batches a step: three steps an epoch."""
     header = {"max_epochs": -1, "max_steps": 30, "accumulate": 4, "batches_per_epoch": 10}
     assert Facts(RunRecords(Path("food/7"), headers={0: header})).epochs == 10
+
+
+def test_epochs_of_a_run_that_was_resumed_on_twice_the_processes() -> None:
+    """Five epochs of 100 batches, then 60 batches in epochs of 50."""
+    steps: Any = [{"step": n, "epoch": n // 100, "p": {}} for n in range(500)]
+    steps += [{"step": 500 + n, "epoch": 5 + n // 50, "p": {}} for n in range(60)]
+    run = RunRecords(Path("food/7"), headers={0: {"batches_per_epoch": 50}}, steps={0: steps})
+    assert Facts(run).epochs_done == 6.2
 
 
 def test_a_metric_that_was_nan_at_first_is_no_best_one() -> None:

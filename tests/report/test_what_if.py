@@ -142,7 +142,7 @@ def reading(before: float = 0.0) -> Facts:
     """Ten epochs with a cache of four views, ``before`` of which it held: a computed step 100 ms, another 40."""
     computed = (4 - before) / 10
     found = facts({"teacher": 60.0 * computed, "student": 40.0}, cached=True)
-    found.run.steps[0] = [{"step": 999, "t": 0.0, "ms": 40.0, "p": {}}]
+    found.run.steps[0] = [{"step": 999, "epoch": 9, "t": 0.0, "ms": 40.0, "p": {}}]
     counts = {
         "answers_read": round(1000 * (1 - computed)),
         "answers_computed": round(1000 * computed),
