@@ -130,9 +130,8 @@ def run_table(summary: Json, of_teacher: bool = False) -> Table:
     best = student["best_val"]
     trained = "teacher" if of_teacher else "student"
     is_last = bool(best) and best["epoch"] == summary["epochs"]
-    is_last = is_last and best.get("step") == summary.get(
-        "steps"
-    )  # an epoch may have several validations
+    if best.get("step") != summary.get("steps"):  # an epoch may have several validations
+        is_last = False
     last = "last epoch (kept)" if is_last else "last epoch"
     models = [(f"{trained}, {last}", student, student["val"])]
     if teacher:

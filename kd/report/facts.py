@@ -113,7 +113,7 @@ class Facts(StepFacts):
         epoch = newest["epoch"]
         if epoch <= done <= epoch + 1:
             return done
-        # resumed with more or fewer batches an epoch: those of the newest epoch count
+        # resumed with more or fewer batches an epoch
         first = next(step["step"] for step in self.steps if step["epoch"] == epoch)
         return epoch + min(1.0, ratio(newest["step"] + 1 - first, self.batches_per_epoch))
 
@@ -330,8 +330,7 @@ class Facts(StepFacts):
             return exported[metric]
         best = min if less_is_better(metric) else max
         column = f"val/{metric}"
-        values = (row.get(column, math.nan) for row in self.run.metrics)
-        return best((value for value in values if not math.isnan(value)), default=None)
+        return best((row[column] for row in self.run.metrics if column in row), default=None)
 
     def exports_its_start(self) -> bool:
         """Whether the student is exported as it was before the first step (best epoch 0).

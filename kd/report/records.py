@@ -409,8 +409,8 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[Json], list[str
     if broken:
         why = "a field is missing, or a number is NaN or infinite"
         notes.append(f"{path.name}: {counted(broken, 'record')} left out: {why}")
-    headers = [index for index, record in enumerate(records) if record["kind"] == "header"]
-    first = headers[0] if headers else len(records)
+    kinds = [record["kind"] for record in records]
+    first = kinds.index("header") if "header" in kinds else len(records)
     if first:
         notes.append(f"{path.name}: its header is torn: records before the next one are left out")
     return records[first:], notes
@@ -507,16 +507,17 @@ def read_run(folder: str | Path) -> RunRecords:
     return run
 
 
-def _that_count(records: Iterable[Any]) -> list[Any]:
+def _that_count(records: Sequence[Any]) -> list[Any]:
     """Records of steps, as they were written, without those that a resumed run has begun to make again: from its first step
     on only its own stay.
     """
-    kept: list[Any] = []
-    for record in records:
-        while kept and kept[-1]["step"] >= record["step"]:
-            kept.pop()
-        kept.append(record)
-    return kept
+    kept = []
+    least = math.inf
+    for record in reversed(records):
+        if record["step"] < least:
+            least = record["step"]
+            kept.append(record)
+    return kept[::-1]
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
@@ -593,7 +594,8 @@ def _mapping(file: Path, notes: list[str]) -> Json:
 
 
 def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note.
+    """The rows of ``metrics.csv``, numbers alone, of a validation without NaN; [] without the file; a damaged one gives the
+    rows before, and a note.
 
     Of more than :data:`MOST_ROWS` every second, fourth, ... row stays, and each row of a validation.
     """
@@ -610,6 +612,7 @@ def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
                 for name, text in texts.items():
                     with suppress(TypeError, ValueError):
                         row[str(name)] = float(text)
+                row = {k: v for k, v in row.items() if not (math.isnan(v) and k.startswith("val/"))}
                 if number % every == 0 or _is_validation(row):
                     rows[number] = row
                 if len(rows) >= most:

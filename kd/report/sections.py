@@ -199,7 +199,7 @@ def status(run: RunRecords) -> str:
         return str(run.summary["status"])
     times = [header.get("t", 0.0) for header in run.headers.values()]
     for records in (*run.steps.values(), *run.samples.values()):
-        times += [record["t"] for record in records[-1:]]
+        times.append(records[-1]["t"])
     silent_s = time.time() - max(times, default=0.0)
     return "running" if silent_s < RUNNING_S else "ended early"
 

@@ -14,7 +14,7 @@ from kd.report.comparison import label
 from kd.report.evaluated import exports_parts, labels_alone_table
 from kd.report.facts import Facts
 from kd.report.learning import headline
-from kd.report.records import RunRecords
+from kd.report.records import RunRecords, read_run
 from kd.report.sections import _cards, flat, notes, status
 from kd.report.tables import write_parts
 
@@ -57,11 +57,12 @@ def test_epochs_of_a_run_that_was_resumed_on_twice_the_processes() -> None:
     assert Facts(run).epochs_done == 6.2
 
 
-def test_a_metric_that_was_nan_at_first_is_no_best_one() -> None:
-    rows = [{"epoch": n, "val/r2": value} for n, value in enumerate([math.nan, 0.5, 0.6])]
-    run = RunRecords(Path("food/7"), summary={"primary": "r2"}, metrics=rows)
-    assert Facts(run).best_val() == 0.6
-    assert by_epoch(run, "val/r2") == {1: 0.5, 2: 0.6}
+def test_a_metric_that_was_nan_at_first_is_no_best_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,train/loss,val/acc1\n0,nan,nan\n1,0.4,0.5\n")
+    run = read_run(tmp_path)
+    assert math.isnan(run.metrics[0]["train/loss"])
+    assert Facts(run).best_val() == 0.5
+    assert by_epoch(run, "val/acc1") == {1: 0.5}
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:

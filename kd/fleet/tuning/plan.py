@@ -97,8 +97,7 @@ class SearchObjective:
             metrics = student["best_val"] or student["val"]
             return float(metrics.get(self.name.removeprefix("val/"), math.nan))
         numbers = {**summary, "params": student["params"]}
-        number = numbers[self.name]
-        return math.nan if number is None else float(number)
+        return float(numbers[self.name] or math.nan)  # None: no step was timed
 
 
 @dataclass(frozen=True)

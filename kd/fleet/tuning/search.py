@@ -181,13 +181,12 @@ class Search:
         by_signal = job.poll() in SIGNALS
         notes = {"folder": str(job.run)}
         if job.is_done and (job.has_latency or not self.plan.wants_latency):
-            values = {one.name: one.value(job.run) for one in self.plan.objectives}
-            unknown = [name for name, value in values.items() if math.isnan(value)]
-            if unknown:
-                reason = f"its {unknown[0]} is not known, or NaN"
-                self.study.tell(trial, "failed", None, {"reason": reason, **notes})
+            values = [objective.value(job.run) for objective in self.plan.objectives]
+            if any(map(math.isnan, values)):
+                notes["reason"] = "an objective is not known, or NaN"
+                self.study.tell(trial, "failed", None, notes)
             else:
-                self.study.tell(trial, "complete", [*values.values()], notes)
+                self.study.tell(trial, "complete", values, notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(trial, "pruned", None, notes)
         elif job.stopped == WITH_SEARCH and (by_signal or job.is_done):

@@ -58,7 +58,7 @@ def test_a_trial_without_its_objective_has_failed_and_ends_no_search(tmp_path: P
     job: Any = SimpleNamespace(poll=lambda: 0, run=tmp_path, is_done=True, has_latency=False)
     assert search._record(job, trial)
     (failed,) = search.study.trials("failed")
-    assert failed.user_attrs["reason"] == "its val/kl is not known, or NaN"
+    assert failed.user_attrs["reason"] == "an objective is not known, or NaN"
 
 
 def test_more_jobs_than_gpus_share_them_one_each() -> None:
