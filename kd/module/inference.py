@@ -1,5 +1,6 @@
 """What the LightningModule does without gradients: forward, prediction, validation, test."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +24,7 @@ class Inference(LightningModule):
     """The model that is trained, with its losses."""
     validation: Validation
     """Its metrics."""
-    _validated: frozenset[str] = frozenset()
+    _validated: Set[str] = frozenset()
     """Names of the metrics that the newest validation has logged."""
 
     @classmethod
@@ -78,9 +79,9 @@ class Inference(LightningModule):
         validation had (``miou_of_targets``): the trainer loses it.
         """
         metrics = self.validation.results()
-        for gone in self._validated.difference(metrics):
+        for gone in self._validated - metrics.keys():
             self.trainer.callback_metrics.pop(gone, None)
-        self._validated = frozenset(metrics)
+        self._validated = metrics.keys()
         self.log_dict(metrics)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -186,13 +186,13 @@ def _resampled(
     Raises:
         ValueError: fewer groups than :data:`FEWEST`.
     """
-    if group is None:
-        numbers = np.arange(len(reference.values))
-    else:
+    what = "pictures"
+    numbers = np.arange(len(reference.values))
+    if group is not None:
+        what = "groups of pictures"
         numbers = group
     groups = int(numbers.max()) + 1
     if groups < FEWEST:
-        what = "pictures" if group is None else "groups of pictures"
         raise ValueError(f"a certificate needs {FEWEST} {what} or more, got {groups}")
     statistic = gain_of(reference, candidate, numbers)
     difference = float(statistic(np.ones((1, groups)))[0])
@@ -202,8 +202,7 @@ def _resampled(
         # Too few differ for a bootstrap. Even if none of the G groups differed, a share p of all may: (1 - p)^G = error.
         loss = max(loss, 1 - (1 - wanted.confidence) ** (1 / groups))
     return {
-        "method": "paired bootstrap over "
-        + ("pictures" if group is None else "groups of pictures"),
+        "method": f"paired bootstrap over {what}",
         "groups": groups,
         "shown": loss < wanted.margin,
         "difference": difference,

@@ -129,9 +129,9 @@ def run_table(summary: Json, of_teacher: bool = False) -> Table:
     teacher = summary["teacher"]
     best = student["best_val"]
     trained = "teacher" if of_teacher else "student"
-    is_last = bool(best) and best["epoch"] == summary["epochs"]
-    if best.get("step") != summary.get("steps"):  # an epoch may have several validations
-        is_last = False
+    # an epoch may have several validations
+    end = summary["epochs"], summary.get("steps")
+    is_last = bool(best) and (best["epoch"], best.get("step")) == end
     last = "last epoch (kept)" if is_last else "last epoch"
     models = [(f"{trained}, {last}", student, student["val"])]
     if teacher:

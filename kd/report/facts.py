@@ -111,11 +111,8 @@ class Facts(StepFacts):
         newest = self.steps[-1]
         done = ratio(newest["step"] + 1, self.batches_per_epoch)
         epoch = newest["epoch"]
-        if epoch <= done <= epoch + 1:
-            return done
-        # resumed with more or fewer batches an epoch
-        first = next(step["step"] for step in self.steps if step["epoch"] == epoch)
-        return epoch + min(1.0, ratio(newest["step"] + 1 - first, self.batches_per_epoch))
+        # outside of its epoch in a run that was resumed with more or fewer batches an epoch
+        return min(max(done, epoch), epoch + 1)
 
     @cached_property
     def startup(self) -> Json:
@@ -241,8 +238,7 @@ class Facts(StepFacts):
     def computed_share(self) -> float:
         """Share of the run's answers that the teacher computed, 0 to 1; the others were read from a cache.
 
-        As counted at the run's end; before it, and of a run that was resumed, whose last start alone was counted, as its
-        epochs and the cache's views would have it.
+        As counted at the run's end; before it, as its epochs and the cache's views would have it.
         """
         if not self.cached:
             return 1.0
@@ -250,8 +246,7 @@ class Facts(StepFacts):
         by_teacher = [cache] if "answers_read" in cache else list(cache.values())
         computed = sum(counts["answers_computed"] for counts in by_teacher)
         answers = computed + sum(counts["answers_read"] for counts in by_teacher)
-        starts = sum(event["name"] == "startup" for event in self.run.events)  # of each rank
-        if answers and starts <= len(self.run.headers):
+        if answers:
             return ratio(computed, answers)
         return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
 

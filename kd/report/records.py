@@ -594,8 +594,7 @@ def _mapping(file: Path, notes: list[str]) -> Json:
 
 
 def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv``, numbers alone, of a validation without NaN; [] without the file; a damaged one gives the
-    rows before, and a note.
+    """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note.
 
     Of more than :data:`MOST_ROWS` every second, fourth, ... row stays, and each row of a validation.
     """
@@ -612,7 +611,6 @@ def rows_of_metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
                 for name, text in texts.items():
                     with suppress(TypeError, ValueError):
                         row[str(name)] = float(text)
-                row = {k: v for k, v in row.items() if not (math.isnan(v) and k.startswith("val/"))}
                 if number % every == 0 or _is_validation(row):
                     rows[number] = row
                 if len(rows) >= most:

@@ -198,8 +198,8 @@ def status(run: RunRecords) -> str:
     if "status" in run.summary:
         return str(run.summary["status"])
     times = [header.get("t", 0.0) for header in run.headers.values()]
-    for records in (*run.steps.values(), *run.samples.values()):
-        times.append(records[-1]["t"])
+    times += [steps[-1]["t"] for steps in run.steps.values() if steps]
+    times += [samples[-1]["t"] for samples in run.samples.values()]
     silent_s = time.time() - max(times, default=0.0)
     return "running" if silent_s < RUNNING_S else "ended early"
 

@@ -82,9 +82,9 @@ class Disputes:
         The judge has just answered it, so the newest input of its classifier is this batch's.
         """
         assert self._newest is not None
-        models = (
-            {"student": student} if teacher is None else {"student": student, "teacher": teacher}
-        )
+        models = {"student": student}
+        if teacher is not None:
+            models["teacher"] = teacher
         self.features.append(self._newest.float().cpu())
         self.logits.append(models[self.judge].float().cpu())
         self.labels.append(target.cpu())

@@ -173,13 +173,6 @@ def test_a_cache_that_held_views_before_still_holds_them() -> None:
         outlook_of(full, Change(cache=False))
 
 
-def test_a_resumed_run_has_counted_its_last_part_alone() -> None:
-    resumed = reading()
-    resumed.run.summary["cache"] = {"answers_read": 600, "answers_computed": 0}
-    resumed.run.events *= 2
-    assert outlook_of(resumed, Change(cache=False)).step_ms == pytest.approx(100)
-
-
 def test_several_teachers_caches_count_together() -> None:
     cached = reading()
     cached.run.summary["cache"] = {name: cached.run.summary["cache"] for name in ("a", "b")}

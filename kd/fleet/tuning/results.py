@@ -66,11 +66,8 @@ def best_trials(study: Study, plan: SearchPlan) -> Table:
     best = _ranked(study.trials("complete"), plan)
     rows: list[list[Cell]] = []
     for trial in best[:SHOWN]:
-        row: list[Cell] = [trial.number, *trial.values]
-        for key in keys:
-            value = trial.params.get(key, "")
-            row.append(value)
-        rows.append(row)
+        searched = [trial.params.get(key, "") for key in keys]
+        rows.append([trial.number, *trial.values, *searched])
     stopped = len(study.trials("pruned"))
     failed = len(study.trials("failed"))
     note = f"{len(best)} finished, {stopped} stopped early, {failed} failed"
