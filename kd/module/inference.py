@@ -1,6 +1,5 @@
 """What the LightningModule does without gradients: forward, prediction, validation, test."""
 
-from collections.abc import Set
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +23,7 @@ class Inference(LightningModule):
     """The model that is trained, with its losses."""
     validation: Validation
     """Its metrics."""
-    _validated: Set[str] = frozenset()
+    _validated: frozenset[str] = frozenset()
     """Names of the metrics that the newest validation has logged."""
 
     @classmethod
@@ -81,7 +80,7 @@ class Inference(LightningModule):
         metrics = self.validation.results()
         for gone in self._validated - metrics.keys():
             self.trainer.callback_metrics.pop(gone, None)
-        self._validated = metrics.keys()
+        self._validated = frozenset(metrics)
         self.log_dict(metrics)
 
     def forward(self, images: Tensor) -> Tensor:
