@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from kd.run.files import FAST
+
 
 def read_json(file: Path) -> Any:
     """What a JSON file holds."""
@@ -23,9 +25,9 @@ def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content))
 
 
-def write_yaml(file: Path, content: Any) -> None:
-    """Writes a YAML file anew."""
-    file.write_text(yaml.safe_dump(content))
+def write_yaml(file: Path, content: Any, **options: bool) -> None:
+    """Writes a YAML file anew, with PyYAML's options."""
+    file.write_text(yaml.dump(content, Dumper=FAST, **options))
 
 
 def json_lines(file: Path) -> list[Any]:

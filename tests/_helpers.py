@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torchvision.io import decode_image
@@ -23,6 +22,7 @@ from torchvision.transforms import v2
 
 from kd.errors import UserError
 from kd.storage.weights_files import read_metadata
+from tests._files import write_yaml
 
 ROOT = Path(__file__).parent.parent
 TINY = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -112,7 +112,7 @@ def write_recipe(path: Path, data: Path, teacher: Path | None, **changes: object
             place = place[node]
             node = part
         place[node] = value
-    path.write_text(yaml.safe_dump(config))
+    write_yaml(path, config)
     return path
 
 

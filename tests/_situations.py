@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors.torch import load_file, save
 
 import kd
@@ -171,7 +171,7 @@ def spoil(file: Path, value: object, of_texts: bool) -> None:
 def restore(place: Path, kept: Path) -> None:
     """Makes a folder what its copy is; what is as it was stays."""
     place.mkdir(exist_ok=True)
-    found, wanted = states(place), states(kept)
+    found, wanted = states(place), kept_states(kept)
     for name in sorted(found, reverse=True):
         if found[name] != wanted.get(name):
             path = place / name
@@ -201,6 +201,10 @@ def states(folder: Path) -> dict[str, tuple[int, int, int]]:
                 found[name] = FOLDER
                 waiting.append(f"{name}/")
     return found
+
+
+kept_states = cache(states)
+"""Of copies that stay as they are."""
 
 
 class World:
@@ -383,7 +387,7 @@ class World:
                 node = node[part]
             if key != "plain":
                 node[last] = value
-            file.write_text(yaml.safe_dump(tree, explicit_start=True, explicit_end=True))
+            write_yaml(file, tree, explicit_start=True, explicit_end=True)
         overlay = {} if key == "plain" else {key: value}
         write_yaml(self.there / "o.yaml", {"optim.lr": 0.01, **overlay})
         values |= {"r": self.there / "r.yaml", "o": self.there / "o.yaml"}
@@ -485,7 +489,7 @@ class World:
                 evil.mkdir()
                 tree = read_yaml(self.run / "config.yaml")
                 tree["trainer"]["callbacks"] = [entry("kd_payload.Payload")]
-                (evil / "config.yaml").write_text(yaml.safe_dump(tree, explicit_end=True))
+                write_yaml(evil / "config.yaml", tree, explicit_end=True)
                 self.untouched = self.others()
             journal.write_text(journal.read_text().replace(str(trial / "tiny" / "000"), str(evil)))
         elif how == "value":
@@ -751,6 +755,7 @@ def main() -> None:
     cases.call("tune", known["tune"], "search", {})  # until its trial would begin
     world.finish_search()
     restore(world.folder / "kept_home", world.home)
+    kept_states.cache_clear()
     cases.harm.clear()
     taken = {}
     for name, door in chosen.items():

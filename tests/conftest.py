@@ -96,6 +96,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from kd.run import cascade
+    from tests._exports import traced_once
 
     os.environ["KD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     # Lightning raises the number of threads where the variable is unset, and a forked run that uses more threads than
@@ -110,6 +111,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     registry.entry_points = functools.cache(registry.entry_points)
     # Each export to ONNX parses the source of 500 functions, half a second of two.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    torch.onnx.export = traced_once(torch.onnx.export)
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = (

@@ -59,7 +59,7 @@ def test_a_recipe_without_a_name_takes_its_files(
     recipe = write_recipe(tmp_path / "mine.yaml", pictures, None)
     content = yaml.safe_load(recipe.read_text())
     del content["recipe"]
-    recipe.write_text(yaml.safe_dump(content))
+    write_yaml(recipe, content)
     assert (
         yaml.safe_load(prints("train", [f"recipe={recipe}", "--print_config"]))["recipe"] == "mine"
     )

@@ -159,8 +159,8 @@ def draw_targets(home: Path) -> None:
 
 SMALL = [
     "config=debug", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto",
-    "optim.zero=false", "data.batch_size=4", "data.num_workers=0", "trainer.limit_train_batches=2",
-    "trainer.limit_val_batches=2",
+    "optim.zero=false", "data.batch_size=4", "data.num_workers=0", "trainer.limit_train_batches=1",
+    "trainer.limit_val_batches=1",
 ]  # fmt: skip
 
 

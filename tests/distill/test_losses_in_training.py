@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import yaml
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file, save_file
 
@@ -36,7 +35,7 @@ from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.tasks import Classification, MultiLabel, Regression
-from tests._files import read_yaml
+from tests._files import read_yaml, write_yaml
 from tests._forks import run_ranks
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
@@ -233,7 +232,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     )
     config = read_yaml(folder / "config.yaml")
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
+    write_yaml(folder / "config.yaml", config, explicit_end=True)
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 

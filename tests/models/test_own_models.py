@@ -58,16 +58,6 @@ class Bare:
         return Net(num_classes, 8, "tensor")
 
 
-class Keeper(Bare):
-    """A builder that keeps more than its arguments."""
-
-    def __init__(self) -> None:
-        self.made = Net(4, 8, "tensor")
-
-    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module:
-        return self.made
-
-
 class Nets:
     """Builds them."""
 

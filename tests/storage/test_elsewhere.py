@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file, save
 
@@ -181,7 +180,7 @@ def test_a_recipe_from_elsewhere_runs_nothing(
         file = evil.parent / "x.yaml"
         items = [f"recipe={recipe}", f"config={file}"] if way == "config" else [f"recipe={file}"]
     base = {} if way == "config" else read_yaml(file if way == "resume" else recipe)
-    file.write_text(yaml.safe_dump(merged(base, own), explicit_end=True))
+    write_yaml(file, merged(base, own), explicit_end=True)
     refused("cache" if way == "cache" else "train", items)
     assert not evil.exists() and "evil_code" not in sys.modules
 
@@ -382,7 +381,7 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(
     given = {"monitor": "val/acc1", "mode": "max", "filename": "theirs"}
     config = read_yaml(copied / "config.yaml")
     config["trainer"]["callbacks"] = [{"class_path": kind, "init_args": given}]
-    (copied / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
+    write_yaml(copied / "config.yaml", config, explicit_end=True)
     own = {
         "dirpath": str(copied / "checkpoints"),
         "best_k_models": {where: torch.tensor(-1.0)},

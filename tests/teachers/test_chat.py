@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ from kd.teachers.chat import Chat
 from tests._helpers import CLASSES, refuses, write_recipe
 from tests._http import Handler, http_server
 from tests._runs import run, summary_of
-
-Choose = Callable[[np.ndarray, dict[str, str]], dict[str, float]]
-"""A picture and the letters' classes -> the probability of each of the likeliest tokens."""
 
 
 def of_colour(picture: np.ndarray, classes: dict[str, str]) -> dict[str, float]:

@@ -5,7 +5,6 @@ import tarfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,28 +16,10 @@ from timm.models import register_model
 
 from kd.cli import main
 from kd.run.open import open_run
-from kd.ship.export.base import ExportJob, find_format
-from kd.ship.export.formats import onnx
+from kd.ship.export.base import find_format
 from tests._files import read_json
 from tests._helpers import ARCH, CLASSES, Command, draw_folder, save_teacher, write_recipe
 from tests._runs import run as trained
-
-
-@pytest.fixture(autouse=True)
-def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One student in one layout is one ONNX program, from which several formats are made."""
-
-    def program(job: ExportJob) -> Any:
-        about = (job.manifest.arch, job.manifest.layout)
-        if about not in PROGRAMS:
-            PROGRAMS[about] = trace(job)
-        return PROGRAMS[about]
-
-    trace = onnx.onnx_program
-    monkeypatch.setattr(onnx, "onnx_program", program)
-
-
-PROGRAMS: dict[tuple[str, str], Any] = {}
 
 
 def exported(run: Path, name: str) -> dict:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from kd.cli import main
 from kd.ship.export import fp16
-from kd.ship.export.base import ExportJob
 from kd.ship.export.formats import onnx as onnx_format
 from tests._files import read_json
 from tests._helpers import ARCH, Command, refuses
@@ -120,20 +119,6 @@ def with_large_activations(finished: Path, folder: Path, arch: str) -> Path:
     return run
 
 
-@pytest.fixture
-def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test's exports are of one student: it becomes one ONNX program."""
-    trace, programs = onnx_format.onnx_program, []
-
-    def program(job: ExportJob) -> Any:
-        if not programs:
-            programs.append(trace(job))
-        return programs[0]
-
-    monkeypatch.setattr(onnx_format, "onnx_program", program)
-
-
-@pytest.mark.usefixtures("_traced_once")
 @pytest.mark.parametrize("arch", [ARCH, "vit_with_norms_taken_apart"])
 def test_norms_that_overflow_stay_in_float32(
     finished: Path, tmp_path: Path, prints: Command, arch: str
@@ -151,7 +136,6 @@ def test_norms_that_overflow_stay_in_float32(
     assert max(layer["largest"] for layer in layers) > fp16.LARGEST
 
 
-@pytest.mark.usefixtures("_traced_once")
 def test_an_fp16_export_is_smaller_and_agrees(finished: Path) -> None:
     pytest.importorskip("onnxscript")
     for options in ([], ["fp16=true"]):
