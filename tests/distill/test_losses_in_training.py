@@ -468,6 +468,7 @@ def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
 def test_simkd_of_weight_0_leaves_the_classifier_to_the_labels(teacher: Path) -> None:
     """It was refused beside labels, and beside features alone it set a classifier by a projection that nothing trains."""
     losses = {"simkd": SimKDLoss(weight=0.0)}
+    losses["simkd"].own = torch.nn.Parameter(torch.ones(1))
     student = module(teacher, distill_losses=losses).student
     assert student.objective.takeover is None
     assert not any(x.requires_grad for x in student.objective.losses.parameters())

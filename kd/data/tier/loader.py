@@ -101,7 +101,6 @@ class Tier:
         self._failed: Exception | None = None  # raised where the next batch is taken
         # When the cluster has last answered, and when a batch was last made: seconds of time.monotonic().
         self._answered = self._at_work = time.monotonic()
-        self.waited_s = 0.0
 
     def connect(self) -> None:
         """Joins the cluster, in the main thread, unless it is joined; errors as of :meth:`RayCluster.join`."""
@@ -176,7 +175,6 @@ class Tier:
                 if isinstance(batch, Exception):
                     raise batch
                 if batch is not None:
-                    self.waited_s += time.monotonic() - start
                     self._hand_out(self._scheduler)
                     return batch
                 if stream.ended:
@@ -192,11 +190,11 @@ class Tier:
                 self._scheduler.drop(stream)
 
     def reading(self) -> dict[str, object]:
-        """As :meth:`Scheduler.reading`, with "waited_s", seconds that training has waited; {} before the first pass."""
+        """As :meth:`Scheduler.reading`; {} before the first pass."""
         with self._lock:
             if self._scheduler is None:
                 return {}
-            return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
+            return self._scheduler.reading()
 
     def _raise_if_lost(self, waiting_since: float) -> None:
         """Raises, in the training process, the error with which the thread has failed; else nothing while batches come.
