@@ -126,7 +126,7 @@ class Numbers(Targets):
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
         """Mean and standard deviation of each number over the known targets, by which losses bring them to one scale.
 
-        NaN and missing ones are left out; the deviation of a constant number is 1.
+        NaN and missing ones are left out; the deviation of a constant number is 1, and of one without a value the mean is 0.
 
         Args:
             targets: lists of ``classes`` numbers; -1 without targets.
@@ -135,12 +135,11 @@ class Numbers(Targets):
         known = np.asarray(
             [target for target in targets if isinstance(target, list)], dtype=np.float64
         )
-        means = np.nanmean(known, 0)
-        deviations = np.nanstd(known, 0)
-        return [
-            (float(mean), float(deviation) or 1.0)
-            for mean, deviation in zip(means, deviations, strict=True)
-        ]
+        means = np.nan_to_num(np.nanmean(known, 0))
+        # of equal numbers rounding leaves a deviation above 0
+        varies = np.nanmin(known, 0) < np.nanmax(known, 0)
+        deviations = np.where(varies, np.nanstd(known, 0), 1.0)
+        return list(zip(means.tolist(), deviations.tolist(), strict=True))
 
 
 class Masks(Targets):

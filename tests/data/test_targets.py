@@ -6,7 +6,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from kd.data.targets import LabelSets, Masks, Targets
+from kd.data.targets import LabelSets, Masks, Numbers, Targets
 
 PICTURE = torch.arange(3 * 4 * 6, dtype=torch.uint8).view(3, 4, 6)
 MASK = tv_tensors.Mask(torch.arange(24, dtype=torch.uint8).view(1, 4, 6))
@@ -25,6 +25,11 @@ def test_label_sets_are_rows_of_0_and_1() -> None:
     assert rows[:2].tolist() == [[1, 0, 1], [0, 0, 0]]
     assert rows[2].isnan().all()
     assert LabelSets().counts([[0]], 3) is None
+
+
+def test_equal_numbers_have_the_deviation_1() -> None:
+    """Rounding leaves 1e-17 of three times 0.1, by which a loss would divide."""
+    assert Numbers().scales([[0.1, 5.0]] * 3, 2) == [(pytest.approx(0.1), 1.0), (5.0, 1.0)]
 
 
 def test_a_mask_goes_with_its_picture() -> None:

@@ -88,6 +88,10 @@ def test_one_target_has_plain_names() -> None:
     assert {name: value.item() for name, value in task.compute().items()} == pytest.approx(
         {"r2": -1.0, "mae": 0.5, "rmse": 0.5**0.5}
     )
+    task.reset()
+    equal = torch.full((50, 1), 70.10802)  # of whose squares rounding leaves a spread
+    task.update(equal + 1, equal, None)
+    assert task.compute()["r2"] == 0
     seen = TargetCounts(1)
     seen.update(torch.tensor([[-1.0], [3.0], [NAN]]))
     assert seen.of_all_batches()[0].tolist() == [2.0]
