@@ -147,9 +147,9 @@ class DistillLoss(nn.Module):
 
     def warmed_up(self, epochs: int) -> float:
         """The loss's factor in a linear warm-up over ``epochs`` epochs: ``1 / epochs`` in the first, 1 from the last of them
-        on. Always 1 without a warm-up (0).
+        on. Always 1 without a warm-up (0), and in evaluation: validations of all epochs are compared.
         """
-        if not epochs:
+        if not epochs or not self.training:
             return 1.0
         return min((int(self.epoch) + 1) / epochs, 1.0)
 

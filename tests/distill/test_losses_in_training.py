@@ -283,6 +283,8 @@ def test_dkd_warms_up() -> None:
         torch.testing.assert_close(
             loss(student, teacher, target), share * full(student, teacher, target)
         )
+    loss.eval().epoch = 0.0  # a validation is compared with those of later epochs
+    assert loss(student, teacher, target) == full(student, teacher, target)
 
 
 def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
