@@ -218,6 +218,12 @@ def test_what_can_not_work_is_refused_before_the_first_batch(transform: Any, sai
     assert said in str(refused.value)
 
 
+def test_a_transform_in_place_leaves_the_picture_that_is_kept() -> None:
+    picture = torch.ones(3, 8, 8, dtype=torch.uint8)
+    OwnTransform(Tensor.zero_, (8, 8))(picture)
+    assert picture.all()
+
+
 def test_a_description_tells_settings_apart_and_is_the_same_in_each_process() -> None:
     assert (
         described(v2.GaussianBlur(3))

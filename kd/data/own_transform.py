@@ -57,8 +57,10 @@ class OwnTransform(nn.Module):
         """One view, uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where there is one, in the way of the transform's
         library.
 
-        Runs in the loader, under torch's generator seeded by picture and view.
+        Runs in the loader, under torch's generator seeded by picture and view. The transform gets a copy of the picture: it
+        may change it in place, and a crop of the whole picture is the picture that is kept for all epochs.
         """
+        picture = picture.clone()
         if self.library == "albumentations":
             return self._with_arrays(picture, *masks)
         if self.library == "torchvision":
