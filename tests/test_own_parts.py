@@ -23,12 +23,14 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from kd.cli import train_main
+from kd.data.datamodule import DistillationDataModule
 from kd.data.own_transform import OwnTransform, code_of, described
 from kd.data.sampler import TrainBatches, draw_by
 from kd.data.transforms import seeded, train_transform
 from kd.losses import LogitLoss
 from kd.run.gate import check_foreign
 from kd.settings import Augment
+from kd.teachers.open_cache import check_mixing
 from tests._forks import as_installed, start, status_of
 from tests._helpers import ROOT, Command, refuses
 from tests._runs import run
@@ -412,6 +414,12 @@ def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views() -> No
     assert len(set(seen)) == 6
     ranks = [TrainBatches(6, 1, 0, rank, 2, draw=draw_by(Twice(), [0] * 6)) for rank in range(2)]
     assert [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch] == seen
+
+
+def test_a_sampler_shows_a_picture_in_mixtures_that_no_cache_keeps() -> None:
+    data = DistillationDataModule(sampler=Twice(), augment=Augment(mixup=0.8))
+    with refuses("data.sampler show a picture in several"):
+        check_mixing(data)
 
 
 def test_a_sampler_may_draw_more_than_an_epoch_in_any_order() -> None:

@@ -161,10 +161,11 @@ def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> No
     Raises:
         UserError: names the setting.
     """
-    if data.augment.mixes and data.given.balance_classes:
+    repeats = data.given.balance_classes or data.given.sampler is not None
+    if data.augment.mixes and repeats:
         raise UserError(
-            f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
-            "several; data.augment.mixup=0 data.augment.cutmix=0, or cache=off"
+            f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes and data.sampler show a "
+            "picture in several; data.augment.mixup=0 data.augment.cutmix=0, or cache=off"
         )
     if data.augment.mixes and data.batch_size % 2:
         raise UserError(
