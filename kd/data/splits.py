@@ -112,7 +112,8 @@ class Splits:
         if name == "train" and self.given.unlabeled:
             source = self.source
             source.kind.check_unlabelled(len(source.classes), source.ignore_index)
-            parts.append(self._unlabelled_pictures(self.given.unlabeled))
+            pictures = unlabelled_folder(self.given.unlabeled, source.note)
+            parts.append(self._not_shown(pictures, self.listed("val")))
         self._listed[name] = parts
         return parts
 
@@ -128,27 +129,30 @@ class Splits:
             split.share()
         return split
 
-    def _unlabelled_pictures(self, root: str) -> FileSplit:
-        """The pictures below ``root`` (``data.unlabeled``) without those that validation shows, of which a note is added.
+    def _not_shown(self, pictures: Split, val: Iterable[Split]) -> FileSplit:
+        """The unlabelled ``pictures`` (``data.unlabeled``) without those that the parts of ``val`` show, of which a note is
+        added.
 
         Raises:
             UserError: none are left.
         """
-        pictures = unlabelled_folder(root, self.source.note)
+        assert isinstance(pictures, FileSplit)
         real_folder = lru_cache(10_000)(os.path.realpath)
 
         def real_path(path: str) -> str:
-            """A path with its folder's links resolved, so that one picture has one name."""
+            """A path with all links resolved, so that one picture has one name."""
+            if os.path.islink(path):  # noqa: PTH114 - a Path each is slow
+                return os.path.realpath(path)
             folder, name = os.path.split(path)
             return f"{real_folder(folder)}/{name}"
 
-        names = (part.name(i) for part in self.listed("val") for i in range(len(part.targets)))
+        names = (part.name(i) for part in val for i in range(len(part.targets)))
         shown = set(map(real_path, names))
         unseen = [path for path in pictures.paths if real_path(path) not in shown]
         count = len(pictures.paths) - len(unseen)
         if not unseen:
             raise UserError(
-                f"data.unlabeled: all {count} pictures below {root} are validation pictures of data.source"
+                f"data.unlabeled: all {count} pictures below {self.given.unlabeled} are validation pictures of data.source"
             )
         if count:
             self.source.note(
@@ -189,7 +193,7 @@ class Splits:
 
     def validate_in_training(self, fraction: float) -> None:
         """From now on ``val`` is a share ``fraction``, in (0, 1), of each class of the labelled training pictures, which
-        ``train`` no longer has.
+        ``train`` no longer has, also without labels.
 
         To choose settings by: the source's own validation pictures stay unseen, for what is measured later. Splits that
         were checked are checked again.
@@ -203,8 +207,10 @@ class Splits:
         if not len(chosen):
             raise UserError(f"data.source: {count} training pictures are too few to hold some out")
         rest = np.setdiff1d(np.arange(count), chosen)
-        self._listed["train"] = [Subset(first, rest), *others]
-        self._listed["val"] = [Subset(first, chosen)]
+        val = [Subset(first, chosen)]
+        unlabelled = [self._not_shown(part, val) for part in others]
+        self._listed["train"] = [Subset(first, rest), *unlabelled]
+        self._listed["val"] = [*val]
         self._splits = {}
         self.holds_out = True
 

@@ -1,7 +1,6 @@
 """Pictures without labels, alone and beside labelled ones."""
 
 import json
-import os
 import shutil
 from collections import Counter
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pack import pack
 from kd.data.sampler import TrainBatches
 from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
+from kd.data.splits import files_of
 from kd.settings import Augment
 from kd.tasks import Classification
 from tests._helpers import Command, draw_folder, refuses
@@ -229,18 +229,19 @@ def test_validation_pictures_of_the_source_are_left_out(
     root = draw_folder(tmp_path / "data")
     (root / "val").rename(root / "second")
     validation = {"val": "second"} if source_has_val else {}
+    (root / "train" / "again.png").symlink_to(next(root.glob("second/apple/*")))
     (tmp_path / "link").symlink_to(root)
     data = DistillationDataModule(
         ImageFolder(str(root), train="train", **validation), img_size=32, batch_size=8,
         num_workers=0, unlabeled=str(tmp_path / "link"),
     )  # fmt: skip
-    unlabelled = data.splits.parts("train")[1]
-    held_out = data.split("val")
-    trained = {os.path.realpath(unlabelled.name(i)) for i in range(len(unlabelled.targets))}
-    shown = {os.path.realpath(held_out.name(i)) for i in range(len(held_out.targets))}
+    shown = files_of(data.split("val"))
     assert shown
+    trained = files_of(data.splits.parts("train")[1])
     assert not trained & shown
     assert len(trained) == 64 - len(shown)
+    data.splits.validate_in_training(0.5)
+    assert not files_of(data.splits.parts("train")[1]) & files_of(data.split("val"))
 
 
 def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> None:
