@@ -365,7 +365,8 @@ class Splits:
         different: list[tuple[int, int]] = []
         for i, picture in enumerate(self._digests["train"]):
             before = first_number.setdefault(picture, i)
-            if split.targets[before] != split.targets[i]:
+            # as texts: a missing number, NaN, is equal to another
+            if str(split.targets[before]) != str(split.targets[i]):
                 different.append((i, before))
         if different:
             again, first = (printable(split.name(i)) for i in different[0])

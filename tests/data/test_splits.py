@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kd.data.sources import ImageFolder
+from kd.data.sources import FileSplit, ImageFolder
+from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, split_facts
 from kd.data.splits import DataSpec, Splits, held_out, info_of
-from kd.data.targets import LabelSets, Masks, Targets
+from kd.data.targets import LabelSets, Masks, Numbers, Targets
 from kd.settings import Augment
 from tests._helpers import draw_folder, refuses
 
@@ -49,6 +50,14 @@ def test_pictures_that_are_held_out_later_are_hashed_anew(tmp_path: Path) -> Non
     before = data.facts("train")
     data.validate_in_training(0.5)
     assert data.facts("train") == split_facts(data.split("train")) != before
+
+
+def test_a_missing_number_is_no_other_label() -> None:
+    data = Splits(Known([], Numbers()), DataSpec())
+    data._splits["train"] = FileSplit(["a", "a"], Column(np.full((2, 1), np.nan)))
+    data._digests["train"] = ["of a", "of a"]
+    data._doubt_labels()
+    assert not data.source.notes
 
 
 class Known(Source):
