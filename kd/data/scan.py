@@ -1,5 +1,6 @@
 """Finds pictures that can't be decoded, before training reads them; once a machine, on all its cores."""
 
+import errno
 import hashlib
 import pickle
 import socket
@@ -52,6 +53,9 @@ class Scan(NamedTuple):
     """The reason by the picture's number, for those that can't be read or decoded."""
     digests: list[str]
     """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
+    passing: float = 0.0
+    """Where a reason may pass while the files stay as they are (no permission, no answer of a disk): when this was found,
+    Unix time in seconds."""
 
 
 def scan(
@@ -60,10 +64,12 @@ def scan(
     check: Check = "all",
     max_pixels: int = MAX_PIXELS,
     facts: Callable[[Split], SplitFacts] = split_facts,
+    since: float = 0.0,
 ) -> Scan:
     """Checks every picture of a split once, by one process a machine (:func:`~kd.data.once.once`).
 
-    A later run reads the result, too, while names, labels, sizes and times of the files stay.
+    A later run reads the result, too, while names, labels, sizes and times of the files stay; it looks again where a reason
+    may have passed (:attr:`Scan.passing`).
 
     Args:
         split: the pictures.
@@ -71,6 +77,7 @@ def scan(
         check: ``all``: every pixel is decoded; ``headers``: these alone are read; ``off``: nothing is found.
         max_pixels: a picture with more counts as damaged.
         facts: gives those of the split.
+        since: when this run began, Unix time in seconds.
     """
     if check in ("off", False):  # YAML 1.1 reads a bare off so
         return Scan({}, [])
@@ -83,9 +90,10 @@ def scan(
     digests_expected = count if check == "all" else 0
 
     def is_of_split(found: Scan) -> bool:
-        """Whether a result has a hash of each picture (``all``), and names no others as damaged."""
+        """Whether a result has a hash of each picture (``all``), names no others as damaged, and still holds."""
         has_digests = len(found.digests) == digests_expected
-        return has_digests and all(0 <= i < count for i in found.damaged)
+        holds = not found.passing or found.passing >= since
+        return has_digests and holds and all(0 <= i < count for i in found.damaged)
 
     find = partial(_check_all, split, label, check, max_pixels)
     return once(memory, TypeAdapter(Scan), find, is_of_split)
@@ -95,20 +103,25 @@ def _check_all(split: Split, label: str, check: Check, max_pixels: int) -> Scan:
     """Checks the pictures of a split, on all cores; arguments as of :func:`scan`."""
     count = len(split.targets)
     look = partial(_check_one, split, check, max_pixels)
-    result = Scan({}, [])
+    damaged: dict[int, str] = {}
+    digests: list[str] = []
+    passing = 0.0
     with ThreadPoolExecutor(cores()) as pool:
         windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
         looks = (found for window in windows for found in pool.map(look, window))
         for i, (reason, digest) in enumerate(bar(looks, label=f"checking {label}", total=count)):
             if check == "all":
-                result.digests.append(digest)
+                digests.append(digest or "")
             if reason:
-                result.damaged[i] = printable(reason)
-    return result
+                damaged[i] = printable(reason)
+            if digest is None:
+                passing = time.time()
+    return Scan(damaged, digests, passing)
 
 
-def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
-    """Why a picture can't be used ("" where it can), and a hash of its bytes ("" where these were not read).
+def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str | None]:
+    """Why a picture can't be used ("" where it can), and a hash of its bytes ("" where these were not read, None where they
+    can't be read now, and perhaps later).
 
     With ``all`` a picture with a mask file needs a mask of its size, which holds class ids and the ignored value alone.
     Runs in a thread of :func:`scan`.
@@ -140,7 +153,8 @@ def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str
     except UnicodeEncodeError:
         return "its name is not UTF-8", digest
     except OSError as error:
-        return error.strerror or str(error), digest
+        lasts = error.errno in (None, errno.ENOENT)
+        return error.strerror or str(error), digest if lasts else None
     except (RuntimeError, ValueError, MemoryError) as error:
         return first_line(error), digest
     return "", digest

@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 from kd.data import scan
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
-from kd.data.sources import ImageFolder
+from kd.data.sources import FileSplit, ImageFolder
 from kd.storage.decoding import TooLarge, decoded, open_picture
 from tests._files import read_json
 from tests._helpers import Command, draw_folder, refuses
@@ -202,6 +203,17 @@ def test_many_pictures_are_looked_at_by_their_headers(
     module(folder).prepare_data()
     with refuses("1 damaged picture"):
         module(folder, check="all").prepare_data()
+
+
+def test_a_picture_that_could_not_be_read_is_looked_at_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's size and time stay as they are where it gets its permission back."""
+    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
+    with monkeypatch.context() as patched, refuses("12 damaged pictures"):
+        patched.setattr(FileSplit, "read", denied)
+        module(folder).prepare_data()
+    module(folder).prepare_data()
 
 
 def test_of_several_processes_one_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
