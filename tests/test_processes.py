@@ -19,6 +19,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 
 from kd import fit_to_machine, processes
 from kd.errors import RunError, UserError
+from kd.tasks import MultiLabel
 from scripts import house
 from tests._forks import skip_forks_beside_a_gpu
 from tests._helpers import refuses
@@ -114,6 +115,20 @@ def joined(
     strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * count, timeout=limit)
     strategy._local_rank = rank
     return strategy
+
+
+def without_pictures(rank: int, folder: str) -> None:
+    joined(rank, folder)
+    task = MultiLabel()
+    task.build(1)
+    if rank == 0:
+        task.update(torch.tensor([[3.0], [-2.0]]), torch.tensor([[1.0], [0.0]]), None)
+    assert task.compute()["map"] == 1
+
+
+def test_a_process_without_a_picture_computes_too(tmp_path: Path) -> None:
+    """What torchmetrics keeps of each picture it gathers only where all processes have kept some."""
+    in_processes(without_pictures, tmp_path)
 
 
 def test_who_decides_for_others_tells_them_of_its_failure() -> None:

@@ -308,7 +308,7 @@ class Task(KeepsDtype):
             # A process without a batch computes too: the other processes' batches count.
             warnings.filterwarnings("ignore", message=".*before the ``update`` method.*")
             for name, metric in self._metrics.items():
-                if _updated_anywhere(metric):
+                if updated_anywhere(metric):
                     values[name] = metric.compute()
         return values
 
@@ -366,7 +366,7 @@ def relative_entropy(log_p: Tensor) -> Tensor:
     return entropy / math.log(max(2, log_p.shape[1]))
 
 
-def _updated_anywhere(metric: Metric) -> bool:
+def updated_anywhere(metric: Metric) -> bool:
     """Whether any process has given the metric a batch; all processes must call it.
 
     With few pictures some processes have none, and yet all must compute: the metric is summed over them.

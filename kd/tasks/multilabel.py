@@ -14,7 +14,14 @@ from torchmetrics.classification import (
 
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
-from kd.tasks.base import FirstClassifier, TargetCounts, Task, relative_entropy, within
+from kd.tasks.base import (
+    FirstClassifier,
+    TargetCounts,
+    Task,
+    relative_entropy,
+    updated_anywhere,
+    within,
+)
 from kd.tasks.features import starting_labels
 
 
@@ -145,6 +152,10 @@ class MultiLabel(Task):
         """``map`` and ``f1`` as means over the labels that occur among the targets (0 where none does), and
         ``agreement`` (with a teacher); {} where no process has a batch.
         """
+        if updated_anywhere(self.map) and not self.map.update_called:
+            # torchmetrics gathers what is kept of each picture only where all processes have kept some
+            none = self.positives.counts[None][:0]
+            self.map.update(none, none.long())
         with warnings.catch_warnings():  # of labels without a positive, which are left out below
             warnings.filterwarnings("ignore", "No positive samples")
             metrics = super().compute()
