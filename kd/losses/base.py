@@ -265,17 +265,11 @@ class FeatureLoss(DistillLoss):
         """
         if isinstance(student, Tensor):
             return self.pair(student, teacher.detach(), target, **extra)
-        total: Any = None
+        values = []
         for loss, of_student, of_teacher in zip(self.pairs, student, teacher, strict=True):
-            value = loss.pair(of_student, of_teacher.detach(), target, **extra)
-            if total is None:
-                total = value
-            else:
-                total = total + value
-        count = len(student)
-        if count == 1:
-            return total
-        return total / count
+            values.append(loss.pair(of_student, of_teacher.detach(), target, **extra))
+        first, *others = values
+        return sum(others, first) / len(values) if others else first
 
     def build_layers(
         self, student_shapes: Sequence[Shape], teacher_shapes: Sequence[Shape]

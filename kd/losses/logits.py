@@ -116,9 +116,7 @@ class KDLoss(LogitLoss):
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits ``(N, C, ...)`` over its own temperature, or that of the present epoch."""
-        if self.teacher_temperature is not None:
-            return teacher_logits / self.teacher_temperature
-        return teacher_logits / self.temperature_now()
+        return teacher_logits / (self.teacher_temperature or self.temperature_now())
 
     @property
     def topk_temperature(self) -> float | None:

@@ -16,6 +16,7 @@ from kd.proof.luck import FEWEST_PICTURES
 from kd.tasks.features import starting_classifier
 from kd.tasks.fidelity import KINDS, Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
+from kd.tasks.weights import ClassWeights, weights_of
 
 
 class KeepsDtype(nn.Module):
@@ -76,7 +77,11 @@ class Task(KeepsDtype):
     link = ""  # what makes probabilities of its logits, "softmax" or "sigmoid"; "": they are numbers or features
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
     primary = "acc1"  # the metric that describes a model best
+    secondary: tuple[str, ...] = ()  # further metrics of every validation
     certified: Measure | None = None  # the measure that a certificate is about
+    class_weights: ClassWeights = (
+        None  # how much a picture, or pixel, of each class counts in the loss
+    )
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
         """Checks the number of classes C; ``ignore_index`` is the label that does not count. None: the data decides.
@@ -126,11 +131,14 @@ class Task(KeepsDtype):
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """Receives the classes' names, and how many training pictures each has, ``(C,)``; None: not known.
 
-        Called once, when the student is built. A task whose loss weighs classes makes the weights here; others do nothing.
+        Called once, when the student is built. A task with ``class_weights`` makes the weights of its loss here, ``(C,)``,
+        float32, None where all count alike; others do nothing.
 
         Raises:
-            UserError: weights that are not these classes'.
+            UserError: weights that are not these classes', or ``auto`` without counts.
         """
+        if self.class_weights is not None:
+            self.weights = weights_of(self.class_weights, classes, counts)
 
     @property
     def monitored(self) -> str:
@@ -140,9 +148,10 @@ class Task(KeepsDtype):
     def metric_names(self, teacher: bool) -> list[str]:
         """Names of the metrics of every validation, with or without a teacher that has a classifier.
 
-        They alone may choose the best epoch. :meth:`compute` may give more, such as the IoU of each class.
+        They alone may choose the best epoch. :meth:`compute` may give more, such as the IoU of each class. By default
+        :attr:`primary`, :attr:`secondary` and, with a teacher, ``agreement``.
         """
-        raise NotImplementedError
+        return [self.primary, *self.secondary, *(["agreement"] if teacher else [])]
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logits ``(N, C, ...)`` at the target's height and width, where targets have them; else as they are."""
@@ -192,8 +201,8 @@ class Task(KeepsDtype):
 
     @property
     def settings_of_the_loss(self) -> list[str]:
-        """The arguments that were given and that :meth:`loss` alone reads."""
-        return []
+        """Names of the given arguments that :meth:`loss` alone reads; without that loss a note says that they do nothing."""
+        return [] if self.class_weights is None else ["class_weights"]
 
     def check_targets(self, target: object, pictures: int, training: bool) -> None:
         """Refuses targets of a user's loader in a form that the task does not have; one on a GPU by its shape alone.
@@ -248,8 +257,11 @@ class Task(KeepsDtype):
         return FirstClassifier(weight, bias, f"accuracy {accuracy:.1%}")
 
     def entropy(self, logits: Tensor) -> Tensor | None:
-        """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform; None where they have none."""
-        return None
+        """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform; None where they have none.
+
+        By default that of their softmax, where :attr:`link` names it.
+        """
+        return relative_entropy(logits.log_softmax(1)) if self.link == "softmax" else None
 
     def fidelity(self, classes: int) -> Fidelity | NumbersFidelity | None:
         """Compares a student with its teacher, batch by batch; None where that is not defined."""

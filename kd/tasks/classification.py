@@ -10,8 +10,8 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from kd.proof.luck import CHANCE_SIGMAS, p_value, shows_a_bad_teacher
-from kd.tasks.base import Task, relative_entropy, within
-from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
+from kd.tasks.base import Task, within
+from kd.tasks.weights import ClassWeights, check_class_weights
 
 P_VALUE = p_value(CHANCE_SIGMAS)
 """Of a guesser that reaches what a teacher must exceed: 0.00135."""
@@ -31,6 +31,7 @@ class Classification(Task):
     link = "softmax"
     certified = "accuracy"
     one_class = in_rows = True
+    secondary = ("acc5",)
     weights: Tensor | None
 
     def __init__(
@@ -62,22 +63,6 @@ class Classification(Task):
             num_classes, top_k=min(5, num_classes), average="micro", validate_args=False
         )
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
-
-    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Computes the loss's weight of each class from ``class_weights``: ``(C,)``, float32; None: all count alike.
-
-        Args:
-            classes: names of the data's classes, by class id.
-            counts: training pictures of each class, for ``auto``; None: not known.
-
-        Raises:
-            UserError: weights that are not these classes', or ``auto`` without counts.
-        """
-        self.weights = weights_of(self.class_weights, classes, counts)
-
-    def metric_names(self, teacher: bool) -> list[str]:
-        """``acc1``, ``acc5`` and, with a teacher, ``agreement``."""
-        return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy with label smoothing, each labelled picture times its class's weight.
@@ -123,11 +108,8 @@ class Classification(Task):
         """Which of ``label_smoothing`` and ``class_weights`` are set; a run without a loss on labels reports that they do
         nothing.
         """
-        given = {
-            "label_smoothing": self.label_smoothing > 0,
-            "class_weights": self.class_weights is not None,
-        }
-        return [name for name, is_given in given.items() if is_given]
+        smoothing = ["label_smoothing"] if self.label_smoothing else []
+        return smoothing + super().settings_of_the_loss
 
     def wanted_targets(self, training: bool) -> str:
         """Class ids and, in training, shares of classes."""
@@ -158,10 +140,6 @@ class Classification(Task):
     def counted(self, target: Tensor) -> Tensor:
         """How many of the targets, ``(N,)`` class ids or ``(N, C)`` shares, are a label: int64, a scalar."""
         return self._known(target).sum()
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the softmax of logits ``(N, C)`` over its maximum log C: a scalar in 0..1."""
-        return relative_entropy(logits.log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
         """Answers as columns of text for a table, N cells each, by what follows the column's name.

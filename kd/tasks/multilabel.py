@@ -48,6 +48,7 @@ class MultiLabel(Task):
     in_rows = True
     no_class_id = "has several labels a picture"
     primary = "map"
+    secondary = ("f1",)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes average precision and F1 at probability 0.5 by label, the count of each label's pictures, and the agreement
@@ -74,10 +75,6 @@ class MultiLabel(Task):
             return None
         weight, bias, f1 = starting_labels(features[known], targets[known])
         return FirstClassifier(weight, bias, f"F1 {f1:.1%}")
-
-    def metric_names(self, teacher: bool) -> list[str]:
-        """``map``, ``f1`` and, with a teacher, ``agreement``."""
-        return ["map", "f1", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Binary cross-entropy, summed over the labels of a picture: the mean over the pictures with labels, 0 without.

@@ -57,10 +57,7 @@ class Regression(Task):
         their place, 0, 1, ...; ``ignore_index`` is not read.
         """
         self.errors = NumberErrors(num_classes)
-        if num_classes == 1:
-            self.names = [""]
-        else:
-            self.names = [str(i) for i in range(num_classes)]
+        self.name_metrics([str(i) for i in range(num_classes)])
         self.register_buffer(
             "means", torch.zeros(num_classes, dtype=torch.float32), persistent=False
         )

@@ -1,6 +1,6 @@
 """Semantic segmentation: a class for every pixel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from colorsys import hsv_to_rgb
 
 import numpy as np
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
-from kd.tasks.base import ExactMetric, Task, occurrences, relative_entropy
+from kd.tasks.base import ExactMetric, Task, occurrences
 from kd.tasks.fidelity import Fidelity
-from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
+from kd.tasks.weights import ClassWeights, check_class_weights
 
 
 class Segmentation(Task):
@@ -35,6 +35,7 @@ class Segmentation(Task):
     link = "softmax"
     dense = True
     primary = "miou"
+    secondary = ("pixel_acc",)
     certified = "mean IoU"
     weights: Tensor | None
 
@@ -54,23 +55,6 @@ class Segmentation(Task):
         self.class_weights = class_weights
         self.register_buffer("weights", None, persistent=False)
 
-    @property
-    def settings_of_the_loss(self) -> list[str]:
-        """``class_weights``, where they are given."""
-        return [] if self.class_weights is None else ["class_weights"]
-
-    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Makes the loss's weights from ``class_weights``: ``(C,)``, float32; None where all pixels count alike.
-
-        Args:
-            classes: names of the data's classes, by class id.
-            counts: training pictures of each class, which masks do not have: None.
-
-        Raises:
-            UserError: weights that are not these classes', or ``auto``, which needs counts.
-        """
-        self.weights = weights_of(self.class_weights, classes, counts)
-
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the pixel counts.
 
@@ -83,13 +67,6 @@ class Segmentation(Task):
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.pixels = PixelCounts(num_classes, ignore_index)
-
-    def metric_names(self, teacher: bool) -> list[str]:
-        """The validation metrics in order: ``miou``, ``pixel_acc`` and, with a teacher, ``agreement``."""
-        names = ["miou", "pixel_acc"]
-        if teacher:
-            names.append("agreement")
-        return names
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> ``(N, C, H, W)`` of the target, bilinear."""
@@ -146,10 +123,6 @@ class Segmentation(Task):
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses losses that are not defined for logit maps."""
         return "" if loss.for_maps else REFUSED_LOSSES["Segmentation"]
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the pixels' softmax, of logits ``(N, C, H, W)``, over its maximum log C: a scalar in 0..1."""
-        return relative_entropy(logits.log_softmax(1))
 
     def fidelity(self, classes: int) -> Fidelity:
         """Compares the maps of student and teacher; pixels of ``ignore_index`` take no part."""

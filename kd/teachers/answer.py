@@ -56,10 +56,7 @@ class Wanted:
         logits = {}
         if reads_logits:
             logits = {name: losses}
-        features = {}
-        for layer, shape in self.features.items():
-            if layer[0] == name:
-                features[layer] = shape
+        features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
         return Wanted(logits, features)
 
 

@@ -60,8 +60,6 @@ class FrozenTeacher(RunTeacher):
         self._identity: dict[str, Any] = {}
         if isinstance(self.model, _Called):
             self.closed = "is a function, whose layers are unknown"
-        else:
-            self.closed = ""
         self._classifier: tuple[Tensor, Tensor] | None = None
         self._original: nn.Module | None = None
         self._placed = False

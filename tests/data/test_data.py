@@ -149,28 +149,6 @@ def test_mixed_targets_are_probabilities_that_fit_the_pictures(tmp_path: Path) -
             torch.testing.assert_close(batch["target"][:, 1], share, atol=0.01, rtol=0)
 
 
-def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
-    """Neighbours in the epoch's order are mixed, so a rank's share holds whole pairs."""
-    from kd.data.samples import Collate, PictureSet
-    from kd.data.transforms import MixPairs, train_transform
-
-    data = module(pictures, num_workers=0, augment=STRONG)
-    split = data.split("train")
-    views = PictureSet(split, train_transform((32, 32), STRONG), 0)
-    collate = Collate(MixPairs(STRONG, 4, 0))
-    whole = [collate([views[k] for k in keys]) for keys in TrainBatches(48, 8, 0)]
-    shares = [
-        [collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)]
-        for r in range(2)
-    ]
-    for a, b, c in zip(whole, *shares, strict=True):
-        assert equal(
-            a,
-            {k: torch.cat([b[k], c[k]]) for k in ("image", "target", "index")}
-            | {"view": a["view"]},
-        )
-
-
 @pytest.mark.parametrize(("room", "worker", "times"), [(9, None, 3), (2, None, 4), (9, 1, 6)])
 def test_small_sets_are_decoded_once_without_loader_workers(
     room: int, worker: object, times: int, pictures: Path, monkeypatch: pytest.MonkeyPatch
