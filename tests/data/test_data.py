@@ -25,6 +25,8 @@ from kd.data.sources import (
     Source,
     WebDataset,
 )
+from kd.data.splits import DataSpec, Splits
+from kd.run.certify import usual_split
 from kd.settings import Augment
 from tests._files import write_json
 from tests._helpers import CLASSES, Command, draw_folder, refuses
@@ -267,6 +269,9 @@ def test_a_folder_of_the_same_name_is_another_data_set(tmp_path: Path) -> None:
     columns = {"image": [str(tmp_path / "a.png")] * 5, "label": ["a", "b", "a", "a", "b"]}
     datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
     assert len(HuggingFace(str(folder)).load("train").targets) == 5, "the file has changed"
+    for split in ("val", "test"):  # other pictures, with the same labels
+        datasets.Dataset.from_dict(columns).to_parquet(str(folder / f"{split}.parquet"))
+    assert usual_split(Splits(HuggingFace(str(folder)), DataSpec())) == "test"
 
 
 def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path) -> None:

@@ -122,7 +122,8 @@ class HuggingFace(Source):
         self.classes = found.classes
         self.note(*found.notes)
         image_column, _ = self.columns
-        return _HuggingFaceSplit(table.data, image_column, Column(found.ids), self.path)
+        split_name = "" if split == "train" else f" ({name})"
+        return _HuggingFaceSplit(table.data, image_column, Column(found.ids), self.path, split_name)
 
     def _rows(self, split: str) -> HubRows:
         """The rows of a split and their labels; loaded once. A note says where a column ``split`` is not read.
@@ -381,7 +382,9 @@ class _HuggingFaceSplit:
     targets: Column
     """Class ids, by row."""
     path: str
-    """Of the data set: picture ``i`` of this split is called ``path[i]``."""
+    """Of the data set: picture ``i`` of the training split is called ``path[i]``."""
+    split_name: str
+    """Follows that name in other splits, which are other pictures (``path[i] (val)``)."""
 
     def read(self, i: int) -> bytes:
         """The encoded bytes of picture ``i``: from the table itself, or from the file that it names (an OSError where that
@@ -398,7 +401,7 @@ class _HuggingFaceSplit:
         return str(self.data._fingerprint)
 
     def name(self, i: int) -> str:
-        return f"{self.path}[{i}]"
+        return f"{self.path}[{i}]{self.split_name}"
 
     def target(self, i: int) -> Target:
         return self.targets[i]
