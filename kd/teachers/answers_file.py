@@ -84,6 +84,8 @@ class AnswersFile:
         if not rows:
             raise UserError(f"from: {file} has no answers")
         self.pictures = list(rows)
+        self._named: dict[int, str] = {}
+        """The picture that a row is of, of all splits."""
         self._row_of: dict[str, int] = {}
         for number, picture in enumerate(self.pictures):
             name = next(_ends(picture))
@@ -108,11 +110,11 @@ class AnswersFile:
             Logits ``(N, C)``, float32, NaN for a picture without an answer; the names of these pictures.
 
         Raises:
-            UserError: an answer whose name two pictures' paths end with; a picture whose path ends with two answers' names.
+            UserError: an answer whose name two pictures' paths end with, also of another call (split); a picture whose path
+                ends with two answers' names.
         """
         logits = np.full((len(names), self._logits.shape[1]), np.nan, np.float32)
         missing = []
-        named: dict[int, str] = {}
         for number, name in enumerate(names):
             found = [self._row_of[end] for end in _ends(name) if end in self._row_of]
             if not found:
@@ -122,10 +124,11 @@ class AnswersFile:
                 both = " and ".join(self.pictures[row] for row in found[:2])
                 raise UserError(f"from: {self.file}: {name} has two answers: {both}")
             row = found[0]
-            if named.setdefault(row, name) != name:
+            other = self._named.setdefault(row, name)
+            if other != name:
                 raise UserError(
-                    f"from: {self.file}: {self.pictures[row]} is the end of {named[row]} and of {name}; write more of "
-                    "their paths"
+                    f"from: {self.file}: {self.pictures[row]} is the end of {other} and of {name}; write more of their "
+                    "paths"
                 )
             logits[number] = self._logits[row]
         return logits, missing
