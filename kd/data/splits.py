@@ -407,7 +407,8 @@ class Splits:
         """What is known of the data, without the facts of classes; see :func:`info_of`."""
         sizes = {"unlabeled": self.unlabelled()}
         for name in ("train", "val"):
-            sizes[name] = sum(len(part.targets) for part in self.parts(name))
+            counts = [len(part.targets) for part in self.parts(name)]
+            sizes[name] = sum(counts)
         targets = self.parts("train")[0].targets
         probed = bool(self.probe and self.listed("probe"))
         return info_of(self.source, sizes, targets, self.given, probed)
@@ -431,9 +432,12 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
         ids = column.values
     chosen = []
     for numbers in sorted(by_value(ids), key=lambda group: group[0]):
-        count = min(max(1, round(fraction * len(numbers))), len(numbers) - 1)
-        chosen.append(rng.permutation(numbers)[:count])
-    return np.sort(np.concatenate(chosen))
+        share = round(fraction * len(numbers))
+        count = min(max(1, share), len(numbers) - 1)
+        shuffled = rng.permutation(numbers)
+        chosen.append(shuffled[:count])
+    together = np.concatenate(chosen)
+    return np.sort(together)
 
 
 def load_probe(probe: Probe) -> list[Split]:

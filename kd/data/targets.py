@@ -132,14 +132,16 @@ class Numbers(Targets):
             targets: lists of ``classes`` numbers; -1 without targets.
             classes: how many numbers a picture has.
         """
-        known = np.asarray(
-            [target for target in targets if isinstance(target, list)], dtype=np.float64
-        )
+        rows = [target for target in targets if isinstance(target, list)]
+        known = np.asarray(rows, dtype=np.float64)
         means = np.nan_to_num(np.nanmean(known, 0))
         # of equal numbers rounding leaves a deviation above 0
-        varies = np.nanmin(known, 0) < np.nanmax(known, 0)
+        lowest = np.nanmin(known, 0)
+        highest = np.nanmax(known, 0)
+        varies = lowest < highest
         deviations = np.where(varies, np.nanstd(known, 0), 1.0)
-        return list(zip(means.tolist(), deviations.tolist(), strict=True))
+        pairs = zip(means.tolist(), deviations.tolist(), strict=True)
+        return list(pairs)
 
 
 class Masks(Targets):

@@ -309,8 +309,11 @@ class Objective(nn.Module):
         the loss, its layers and their shapes.
         """
         layers = self.layers[name]
-        paths = [*layers.student, *(path for _, path, _ in layers.teacher)]
-        shapes = [tuple(x.shape) for x in (*pair[0], *pair[1])]
+        of_teacher = [path for _, path, _ in layers.teacher]
+        paths = [*layers.student, *of_teacher]
+        of_student, teachers = pair
+        features = [*of_student, *teachers]
+        shapes = [tuple(x.shape) for x in features]
         read = [f"{path} {shape}" for path, shape in zip(paths, shapes, strict=True)]
         kind = type(self.losses[name]).__name__
         return UserError(
@@ -339,7 +342,9 @@ class Objective(nn.Module):
             Scalars: ``<name>_loss`` of :attr:`measurable`, unweighted, and ``feature_loss``, their weighted sum.
         """
         batch: Batch = {"target": torch.zeros(count)}
+        values = {}
         with without_gather():
-            values = {x: self.value(x, None, caught, answer, batch) for x in self.measurable}
+            for name in self.measurable:
+                values[name] = self.value(name, None, caught, answer, batch)
         losses = {f"{name}_loss": value for name, value in values.items()}
         return {**losses, "feature_loss": self.weighted(values)}

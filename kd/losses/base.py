@@ -269,7 +269,10 @@ class FeatureLoss(DistillLoss):
         for loss, of_student, of_teacher in zip(self.pairs, student, teacher, strict=True):
             values.append(loss.pair(of_student, of_teacher.detach(), target, **extra))
         first, *others = values
-        return sum(others, first) / len(values) if others else first
+        if not others:
+            return first
+        total = sum(others, first)
+        return total / len(values)
 
     def build_layers(
         self, student_shapes: Sequence[Shape], teacher_shapes: Sequence[Shape]
