@@ -1,5 +1,6 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -498,6 +499,11 @@ def _is_label(target: Target) -> bool:
     return isinstance(target, list) or (isinstance(target, int | np.integer) and target >= 0)
 
 
+def _as_text(value: object) -> str:
+    """A setting as text, without the addresses that Python shows of some objects in a sampler (a generator of NumPy)."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
+
+
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuses to resume with other samples, labels or order than the checkpoint's run had.
 
@@ -511,12 +517,13 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     for name in ("seed", "unlabeled_ratio", "balance_classes", "sampler"):
         if name not in now:
             continue
-        if before.get(name, now[name]) != now[name]:
+        then = before.get(name, now[name])
+        if _as_text(then) != _as_text(now[name]):
             key = "seed"
             if name != "seed":
                 key = f"data.{name}"
             raise UserError(
-                f"{key}: must stay {before[name]} in a resumed run, got {now[name]}: it orders the samples"
+                f"{key}: must stay {then} in a resumed run, got {now[name]}: it orders the samples"
             )
     if before.get("content", now["content"]) != now["content"]:
         raise UserError(

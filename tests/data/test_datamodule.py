@@ -28,6 +28,8 @@ def test_a_resume_with_other_samples_names_the_key(changed: dict[str, object], k
         "train": 10,
     }
     check_same_samples(before, before)
+    texts = [{"sampler": {"Mine": f"Generator(PCG64) at {place}"}} for place in ("0x7F4", "0xA1")]
+    check_same_samples(*(before | text for text in texts))
     check_same_samples({}, before)  # older runs did not say
     with refuses(f"^{key}"):
         check_same_samples(before, before | changed)
