@@ -1,6 +1,5 @@
 """Finds pictures that can't be decoded, before training reads them; once a machine, on all its cores."""
 
-import errno
 import hashlib
 import pickle
 import socket
@@ -53,9 +52,6 @@ class Scan(NamedTuple):
     """The reason by the picture's number, for those that can't be read or decoded."""
     digests: list[str]
     """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
-    passing: float = 0.0
-    """Where a reason may pass while the files stay as they are (no permission, no answer of a disk): when this was found,
-    Unix time in seconds."""
 
 
 def scan(
@@ -64,12 +60,11 @@ def scan(
     check: Check = "all",
     max_pixels: int = MAX_PIXELS,
     facts: Callable[[Split], SplitFacts] = split_facts,
-    since: float = 0.0,
 ) -> Scan:
     """Checks every picture of a split once, by one process a machine (:func:`~kd.data.once.once`).
 
-    A later run reads the result, too, while names, labels, sizes and times of the files stay; it looks again where a reason
-    may have passed (:attr:`Scan.passing`).
+    A later run reads the result, too, while names, labels, sizes and times of the files stay; but it looks at the damaged
+    pictures again, as permissions and disks may be mended meanwhile.
 
     Args:
         split: the pictures.
@@ -77,7 +72,6 @@ def scan(
         check: ``all``: every pixel is decoded; ``headers``: these alone are read; ``off``: nothing is found.
         max_pixels: a picture with more counts as damaged.
         facts: gives those of the split.
-        since: when this run began, Unix time in seconds.
     """
     if check in ("off", False):  # YAML 1.1 reads a bare off so
         return Scan({}, [])
@@ -90,10 +84,12 @@ def scan(
     digests_expected = count if check == "all" else 0
 
     def is_of_split(found: Scan) -> bool:
-        """Whether a result has a hash of each picture (``all``), names no others as damaged, and still holds."""
-        has_digests = len(found.digests) == digests_expected
-        holds = not found.passing or found.passing >= since
-        return has_digests and holds and all(0 <= i < count for i in found.damaged)
+        """Whether a result has a hash of each picture (``all``), and those that it names as damaged still are."""
+        if len(found.digests) != digests_expected:
+            return False
+        return all(
+            0 <= i < count and _check_one(split, check, max_pixels, i)[0] for i in found.damaged
+        )
 
     find = partial(_check_all, split, label, check, max_pixels)
     return once(memory, TypeAdapter(Scan), find, is_of_split)
@@ -103,25 +99,20 @@ def _check_all(split: Split, label: str, check: Check, max_pixels: int) -> Scan:
     """Checks the pictures of a split, on all cores; arguments as of :func:`scan`."""
     count = len(split.targets)
     look = partial(_check_one, split, check, max_pixels)
-    damaged: dict[int, str] = {}
-    digests: list[str] = []
-    passing = 0.0
+    result = Scan({}, [])
     with ThreadPoolExecutor(cores()) as pool:
         windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
         looks = (found for window in windows for found in pool.map(look, window))
         for i, (reason, digest) in enumerate(bar(looks, label=f"checking {label}", total=count)):
             if check == "all":
-                digests.append(digest or "")
+                result.digests.append(digest)
             if reason:
-                damaged[i] = printable(reason)
-            if digest is None:
-                passing = time.time()
-    return Scan(damaged, digests, passing)
+                result.damaged[i] = printable(reason)
+    return result
 
 
-def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str | None]:
-    """Why a picture can't be used ("" where it can), and a hash of its bytes ("" where these were not read, None where they
-    can't be read now, and perhaps later).
+def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
+    """Why a picture can't be used ("" where it can), and a hash of its bytes ("" where these were not read).
 
     With ``all`` a picture with a mask file needs a mask of its size, which holds class ids and the ignored value alone.
     Runs in a thread of :func:`scan`.
@@ -153,8 +144,7 @@ def _check_one(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str
     except UnicodeEncodeError:
         return "its name is not UTF-8", digest
     except OSError as error:
-        lasts = error.errno in (None, errno.ENOENT)
-        return error.strerror or str(error), digest if lasts else None
+        return error.strerror or str(error), digest
     except (RuntimeError, ValueError, MemoryError) as error:
         return first_line(error), digest
     return "", digest

@@ -280,7 +280,7 @@ class Splits:
         from kd.data.scan import scan, usual
 
         check = usual(split) if self.given.check is None else self.given.check
-        damaged, digests, _ = scan(split, name, check, self.max_pixels, self._facts_of, self._began)
+        damaged, digests = scan(split, name, check, self.max_pixels, self._facts_of)
         self._digests[name] = [digest for i, digest in enumerate(digests) if i not in damaged]
         if not damaged:
             return split

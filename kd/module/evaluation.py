@@ -219,8 +219,11 @@ class Labelled:
         of_classified = self.class_ids[bank:]
         knn = knn_accuracy(reference, of_reference, classified, of_classified)
         probe = ridge_accuracy(reference, of_reference, classified, of_classified)
-        accuracies = (round(knn, 6), round(probe, 6))
-        return dict(zip(PROBE, accuracies, strict=True))
+        name_of_knn, name_of_probe = PROBE
+        return {
+            name_of_knn: round(knn, 6),
+            name_of_probe: round(probe, 6),
+        }
 
 
 @torch.no_grad()

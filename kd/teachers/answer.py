@@ -56,7 +56,10 @@ class Wanted:
         logits = {}
         if reads_logits:
             logits = {name: losses}
-        features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
+        features = {}
+        for layer, shape in self.features.items():
+            if layer[0] == name:
+                features[layer] = shape
         return Wanted(logits, features)
 
 

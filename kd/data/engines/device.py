@@ -178,11 +178,8 @@ class CutSet(Samples):
         """What is sent of a picture: here its view as it is after the crop, uint8 ``(3, *size)``."""
         for number, parameters in recipe.steps:
             if number < self.crop_number:
-                transform = self.chain[number]
-                drawn = at_once.tensors(parameters)
-                picture = transform.transform(picture, drawn)
-        size = list(self.size)
-        return tvf.resized_crop(picture, *recipe.box, size, antialias=True)
+                picture = self.chain[number].transform(picture, at_once.tensors(parameters))
+        return tvf.resized_crop(picture, *recipe.box, list(self.size), antialias=True)
 
 
 def pack(

@@ -266,14 +266,10 @@ def index(shard: str, label: str, key: str) -> Shard:
     """
     path = Path(shard)
     stat = path.stat()
-    state = f"{stat.st_size}\0{stat.st_mtime_ns}"
-    facts = f"{path.resolve()}\0{state}\0{label}\0{FORMAT}"
-    content = facts.encode(errors="surrogateescape")
-    digest = hashlib.sha256(content).hexdigest()[:32]
+    facts = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
+    digest = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:32]
     file = cache_dir() / "webdataset" / f"{digest}.json"
-    kind = TypeAdapter(Shard)
-    read = partial(_read, shard, label, key)
-    return once(file, kind, read)
+    return once(file, TypeAdapter(Shard), partial(_read, shard, label, key))
 
 
 def _read(shard: str, label: str, key: str) -> Shard:
