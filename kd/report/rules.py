@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kd.proof.luck import CHANCE_SIGMAS
 from kd.report import judges
@@ -439,15 +439,19 @@ class Explained:
     def _scopes(self) -> list[Series]:
         """What has series: the run, each machine and each of its GPUs.
 
-        Samples that lack a GPU are left out. A machine has the series ``free``: True where neither host, input nor network
-        limits the run, so that a larger batch may be suggested.
+        Samples that lack a GPU are left out, and cores that the run may not use. A machine has the series ``free``: True
+        where neither host, input nor network limits the run, so that a larger batch may be suggested.
         """
         first = self.limits[0].bound if self.limits else ""
         free = first not in ("host", "data", "communication")
         scopes = [Series("run", self.facts)]
-        for samples in self.run.samples.values():
+        for node, samples in self.run.samples.items():
+            cores = self.facts.core_use_of(node)
+            usable: Any = [
+                {**sample, "cpu": use} for sample, use in zip(samples, cores, strict=True)
+            ]
             most = max(len(sample.get("gpu", [])) for sample in samples)
-            whole = [sample for sample in samples if len(sample.get("gpu", [])) == most]
+            whole = [sample for sample in usable if len(sample.get("gpu", [])) == most]
             scopes.append(Series("machine", whole, free=free))
             scopes += [Series("gpu", readings) for readings in gpus_of(whole)]
         return scopes

@@ -237,14 +237,14 @@ class StepFacts:
     @cached_property
     def core_use(self) -> list[list[float]]:
         """How busy each core was that the run may use, in %, a row for each of :attr:`samples`."""
-        return [row for node in self.run.samples for row in self._core_use_of(node)]
+        return [row for node in self.run.samples for row in self.core_use_of(node)]
 
     @cached_property
     def core_use_after_start(self) -> list[list[float]]:
         """:attr:`core_use` without each machine's samples :data:`OF_THE_START`."""
-        return [row for node in self.run.samples for row in self._core_use_of(node)[OF_THE_START:]]
+        return [row for node in self.run.samples for row in self.core_use_of(node)[OF_THE_START:]]
 
-    def _core_use_of(self, node: str) -> list[list[float]]:
+    def core_use_of(self, node: str) -> list[list[float]]:
         """The rows of :attr:`core_use` of one machine, in order of time."""
         usable = self.run.nodes.get(node, {}).get("core_ids")
         rows = []

@@ -242,3 +242,11 @@ def test_a_gpu_whose_use_is_not_known_does_not_renumber_the_others() -> None:
     assert found.text == "GPU 1 is used 95 %, GPU 2 20 %"
     by_series = RULES["LoadBalancing"]([[], [20] * 50, [95] * 50])
     assert by_series is not None and by_series.text == "GPU 2 is used 95 %, GPU 1 20 %"
+
+
+def test_only_cores_that_a_run_may_use_are_judged() -> None:
+    """Its four are full, sixty others idle: no larger batch helps."""
+    sample: Any = {"cpu": [100.0] * 4 + [0.0] * 60, "gpu": [{"util": 5.0, "mem": 20.0}]}
+    run = RunRecords(Path(), samples={"a": [sample] * 700}, nodes={"a": {"core_ids": [0, 1, 2, 3]}})
+    rules = {finding.rule for finding in Explained(run).findings}
+    assert "CPUBottleneck" in rules and "BatchSize" not in rules
