@@ -493,9 +493,7 @@ def read_run(folder: str | Path) -> RunRecords:
 
     for rank, steps in run.steps.items():
         run.steps[rank] = _that_count(steps)
-    # a resumed run reads no health before some steps are made
-    newest = max((steps[-1]["step"] for steps in run.steps.values()), default=math.inf)
-    run.health = [reading for reading in _that_count(run.health) if reading["step"] <= newest]
+    run.health = _that_count(run.health)
 
     # The summary of a run that has been resumed since describes its first part: that run has not ended.
     summary_file = folder / "summary.json"

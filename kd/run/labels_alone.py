@@ -65,7 +65,7 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
         return
     summary = mapping_of(folder / "summary.json")
     if summary["status"] != "done":
-        print(f"labels alone: not compared, as the run has not ended ({summary['status']})")
+        print("labels alone: not compared, as the run has not come to its end")
         return
     metric = summary["primary"]
     print(

@@ -113,9 +113,7 @@ def test_a_run_that_was_stopped_is_not_compared(
     write_json(tmp_path / "summary.json", {"status": "stopped: BudgetSpent", "primary": "acc1"})
     run: Any = SimpleNamespace(config={"labels_alone": True})
     compare_with_labels_alone(run, tmp_path)
-    assert (
-        "not compared, as the run has not ended (stopped: BudgetSpent)" in capsys.readouterr().out
-    )
+    assert "not compared, as the run has not come to its end" in capsys.readouterr().out
     assert not (tmp_path / "labels_alone").exists()
 
 

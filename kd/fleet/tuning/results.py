@@ -47,9 +47,8 @@ def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
         return
     values = trial_words(best, plan)
     run = Run.of(translate([*plan.items, *extra, *values]))
-    reached = []
-    for objective, value in zip(plan.objectives, best.values, strict=True):
-        reached.append(f"{objective.name} {value:.6g}")
+    values_reached = zip(plan.objectives, best.values, strict=True)
+    reached = [f"{objective.name} {value:.6g}" for objective, value in values_reached]
     ended = len(study.trials("complete"))
     where = f"trial {best.number} of {plan.folder}"
     text = f"# Best of {ended} trials: {', '.join(reached)} ({where})\n"

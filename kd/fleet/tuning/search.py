@@ -205,10 +205,8 @@ class Search:
         if result == "fail":
             result = f"failed: {trial.user_attrs['reason']}"
         elif result == "complete":
-            reached = []
-            for objective, value in zip(self.plan.objectives, trial.values, strict=True):
-                reached.append(f"{objective.name} {short(value)}")
-            result = ", ".join(reached)
+            reached = zip(self.plan.objectives, trial.values, strict=True)
+            result = ", ".join(f"{objective.name} {short(value)}" for objective, value in reached)
         words = " ".join(settings)
         return f"trial {number}: {result} ({words}); {self.progress()}"
 
