@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from kd.config.kinds import Checked, Range
@@ -42,6 +42,13 @@ class Change(Checked):
     """Epochs of the run."""
     price: Annotated[float, Range(">= 0")] | None = None
     """Price of an hour of the whole changed job."""
+
+    @property
+    def of_the_step(self) -> bool:
+        """Whether it changes anything but the price."""
+        return any(
+            getattr(self, one.name) is not None for one in fields(Change) if one.name != "price"
+        )
 
     def processes(self, facts: Facts) -> int:
         """Training processes of the changed run."""
@@ -122,7 +129,7 @@ def outlook_of(facts: Facts, change: Change) -> Outlook:
     processes = change.processes(facts) / facts.devices
     more = processes * change.larger(facts)  # pictures a step
     step = facts.step_ms
-    if change != Change(price=change.price):
+    if change.of_the_step:
         step = _mean_step(facts, change, epochs)
     validation_ms = change.larger(facts) * facts.phases.get("validation", 0.0)
     steps_s = facts.batches_per_epoch * epochs / more * (step + validation_ms) / 1000
