@@ -27,6 +27,10 @@ The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hun
    before it have lost; it is drawn towards the teacher's weights, cut by M. The student then runs up to the next block.
 6. Fit an attention pooling like a block (:mod:`~kd.distill.inherit.pooling`), then the classifier to the teacher's
    logits.
+7. Multiply the stream, by all that writes into it, so that it enters the first block with a root mean square of 1 or
+   more. No answer changes, as norms see no length; but Adam and its kin move every weight by about the learning rate,
+   however small it is. The stream of a teacher with layer scales (DINOv2) has 0.1 there: its layers would be moved by ten
+   times the share of what they are, and a start be lost in a few steps (``scripts/bench/log/start.md``).
 """
 
 from kd.distill.inherit.families import check_pair, inherit_together

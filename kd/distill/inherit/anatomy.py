@@ -101,6 +101,28 @@ def reset_layer_scales(model: nn.Module) -> None:
             nn.init.ones_(parameter)
 
 
+def scale_stream(model: ViT, factor: float) -> None:
+    """Multiplies the residual stream by a factor, in place: all weights that write into it.
+
+    The norms that read the stream divide by its length, so the model answers as before.
+
+    Args:
+        model: a vision transformer.
+        factor: > 0; a power of two changes no bit but by the small constant (``eps``) in the norms.
+    """
+    if isinstance(model.norm_pre, nn.Identity):
+        patch = model.patch_embed.proj
+        written = [patch.weight, patch.bias, model.cls_token, model.reg_token, model.pos_embed]
+    else:
+        written = [model.norm_pre.weight, model.norm_pre.bias]
+    for block in model.blocks:
+        for layer in (block.attn.proj, block.mlp.fc2):
+            written += [layer.weight, layer.bias]
+    for parameter in written:
+        if parameter is not None:
+            parameter.mul_(factor)
+
+
 def reset_norm(norm: Part) -> None:
     """Sets a norm to scale 1 and shift 0, where it has them: the layer after it, which is fitted, has both."""
     if norm.weight is not None:

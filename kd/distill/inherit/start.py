@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import ViT, rotation_of, tokens_before_blocks
+from kd.distill.inherit.anatomy import ViT, rotation_of, scale_stream, tokens_before_blocks
 from kd.distill.inherit.layers import (
     BlockTargets,
     fit_norm_before_blocks,
@@ -21,7 +21,7 @@ from kd.distill.inherit.pair import (
 )
 from kd.distill.inherit.pooling import inherit_pool
 from kd.distill.inherit.ridge import fit_pointwise
-from kd.distill.inherit.stream import chosen_blocks, reset_norms
+from kd.distill.inherit.stream import chosen_blocks, factor_to_one, reset_norms
 from kd.models.preprocess import Images, Preprocess
 from kd.models.segmenter import DenseModel, backbone_of
 
@@ -118,6 +118,8 @@ class _StudentFit:
             target = measured.before_blocks(student) @ self.projection.T
             fit_norm_before_blocks(student.norm_pre, guides, target)
             self.streams = [student.norm_pre(tokens) for tokens in self.streams]
+        self.factor = factor_to_one(self.streams, student.blocks[0].norm1)
+        """What the stream is multiplied by at the end (:func:`kd.distill.inherit.anatomy.scale_stream`)."""
         self.shares = self._token_shares()
         """How much each token counts in the fits, ``(L,)``; None: all alike."""
 
@@ -154,7 +156,9 @@ class _StudentFit:
         self.streams = inherit_block(block, targets, self.streams, rotation_of(self.student))
 
     def finish(self) -> None:
-        """Fits the attention pooling, where the student has one, and the classifier, where it is inherited."""
+        """Fits the attention pooling, where the student has one, and the classifier, where it is inherited; then brings the
+        stream to size 1.
+        """
         student = self.student
         measured = self.measured
         teacher = measured.model
@@ -163,6 +167,7 @@ class _StudentFit:
             projection = inherit_pool(student, measured, self.streams, projection)
         if inherits_head(student, teacher):
             inherit_head(student, teacher, self.streams, projection, measured.logits)
+        scale_stream(student, self.factor)
 
 
 def _inherit_dense_head(

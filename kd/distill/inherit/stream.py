@@ -5,6 +5,7 @@ token's mean, so only the centred stream matters; neither sees a token's length.
 norms see it".
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -285,6 +286,18 @@ def reset_norms(student: ViT) -> None:
             if has_shift and centres(norm) and has_layer_without_bias(block, branch):
                 nn.init.ones_(norm.bias)
     reset_layer_scales(student)
+
+
+def factor_to_one(streams: list[Tensor], norm: nn.Module) -> float:
+    """The power of two, at least 1, that brings a stream's root mean square nearest to 1.
+
+    Args:
+        streams: ``(N, L, D)`` each.
+        norm: reads the stream (:func:`seen_by_norms`).
+    """
+    mean_squares = [seen_by_norms(stream, norm).square().mean() for stream in streams]
+    size = torch.stack(mean_squares).mean().sqrt().item()
+    return 2.0 ** max(0, round(-math.log2(size)))
 
 
 def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:

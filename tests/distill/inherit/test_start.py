@@ -8,10 +8,12 @@ import torch
 from timm.layers import RmsNorm, SwiGLU, SwiGLUPacked
 
 from kd.distill.inherit import families, inherit_together, layers, measured, start
+from kd.distill.inherit.anatomy import scale_stream, tokens_before_blocks
 from kd.distill.inherit.layers import inherit_block
 from kd.models import Preprocess
 from kd.progress import bar_at_start
-from tests.distill.inherit._vits import OURS, THEIRS, answers, inherit, small_vit, vit
+from tests._helpers import ARCH
+from tests.distill.inherit._vits import OURS, THEIRS, answers, correlation, inherit, small_vit, vit
 
 
 @pytest.mark.parametrize(
@@ -249,3 +251,34 @@ def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         inherit_together([(student := small_vit(16), prepare)], teacher, pictures, prepare)
         found.append(student(prepare(pictures)).flatten())
     assert torch.corrcoef(torch.stack(found))[0, 1] > 0.9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "arch",
+    [ARCH, "vit_base_patch16_clip_224", "vit_base_patch16_siglip_224", "eva02_tiny_patch14_224"],
+)
+def test_a_stream_of_another_size_gives_the_same_answers(arch: str, sample: torch.Tensor) -> None:
+    model = vit(0, arch=arch)
+    logits, tokens = (
+        answers(model, sample),
+        model.forward_intermediates(OURS(sample), norm=False)[1],
+    )
+    scale_stream(model, 8)
+    torch.testing.assert_close(answers(model, sample), logits, rtol=1e-3, atol=1e-4)
+    for before, after in zip(
+        tokens, model.forward_intermediates(OURS(sample), norm=False)[1], strict=True
+    ):
+        torch.testing.assert_close(after, 8 * before, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_students_stream_is_of_size_one_however_small_its_teachers(sample: torch.Tensor) -> None:
+    """A step of Adam is as large for a small weight: a small stream would be lost in a few."""
+    teacher, students = vit(0), [vit(1, 32, 2) for _ in range(2)]
+    for student, factor in zip(students, (1, 1 / 16), strict=True):
+        scale_stream(teacher, factor)
+        inherit(student, teacher, sample)
+        size = tokens_before_blocks(student, OURS(sample)).square().mean().sqrt()
+        assert 0.7 < size < 1.5, factor
+    assert correlation(*students, sample, OURS) > 0.99
