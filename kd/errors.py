@@ -138,8 +138,12 @@ def reason(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     first = lines[0]
     of_worker = "in DataLoader worker process" in first
-    if of_worker:  # the worker's traceback follows; the last line has the error's class and text
-        first = re.sub(r"^kd\.errors\.\w+: ", "", lines[-1])
+    if (
+        of_worker
+    ):  # the worker's traceback follows; after its indented lines come the error's class and text
+        last_of_frames = max(i for i, line in enumerate(lines) if line.startswith("  ") or i == 0)
+        text = " ".join(" ".join(lines[last_of_frames + 1 :]).split())
+        first = re.sub(r"^kd\.errors\.\w+: ", "", text)
     if isinstance(error, RunError | UserError):
         return first
     said = "\n".join(map(str, causes(error)))

@@ -139,7 +139,8 @@ def is_about_cache(error: BaseException) -> bool:
     named = Path(os.fsdecode(error.filename)).absolute()
     if named != folder and folder not in named.parents and named not in folder.parents:
         return False
-    return not folder.is_dir() or not os.access(folder, os.W_OK)
+    # Path.is_dir raises where a folder above can't be searched
+    return not os.path.isdir(folder) or not os.access(folder, os.W_OK)  # noqa: PTH112
 
 
 # characters of the temporary folder: the system allows a socket's path 107, and Ray's own part is long

@@ -272,11 +272,13 @@ def _try_kwargs(spec: OptimSpec) -> None:
         return
     kind, kwargs = _kind_and_kwargs(spec)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # kron's step draws, too
             model = nn.Linear(8, 8)  # of smaller weights timm's Muon leaves the step to AdamW
-        optimizer: Optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
-        model(torch.ones(1, 8)).sum().backward()
-        optimizer.step()
+            optimizer: Optimizer = kind(
+                model.parameters(), weight_decay=spec.weight_decay, **kwargs
+            )
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
     except Exception as error:
         raise UserError(
             f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}"

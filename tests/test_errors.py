@@ -69,13 +69,14 @@ def test_an_error_of_a_loader_worker_has_its_kind_once() -> None:
     lines = {
         "ValueError: bad picture": ValueError("bad picture"),
         "data.source.labels: a word": UserError("data.source.labels: a word"),
+        "OSError: two lines of it": OSError("two lines\nof it\n"),
     }
     for line, error in lines.items():
         try:
             raise error
-        except ValueError:
+        except (ValueError, OSError):
             sent = ExceptionWrapper(where="in DataLoader worker process 0")
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(type(error)) as caught:
             sent.reraise()
         assert reason(caught.value) == line
 

@@ -162,4 +162,8 @@ def _outcomes(folder: Path, run: Run) -> Outcomes:
             outcomes.update(seen.logits[""], None, seen.target, seen.index)
     found = outcomes.of("student")
     assert found is not None, "the settings refuse tasks whose pictures have no outcome"
+    if found.invalid:
+        raise UserError(
+            f"labels_alone: {folder} answers NaN or infinity on {found.invalid:,} pictures"
+        )
     return found

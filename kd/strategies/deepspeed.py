@@ -47,7 +47,7 @@ class DeepSpeed(DDPStrategy):
         timeout: after which a collective fails.
 
     Raises:
-        UserError: DeepSpeed is not installed.
+        UserError: DeepSpeed is not installed, or ``zero`` holds ``stage``.
     """
 
     shards_weights = False  # of stage 3 it does; the count of memory leaves that out
@@ -63,6 +63,10 @@ class DeepSpeed(DDPStrategy):
         """Stores the arguments, and checks that DeepSpeed is installed without importing it; arguments and errors as of the
         class.
         """
+        if zero and "stage" in zero:
+            raise UserError(
+                f"trainer.strategy.zero.stage: is trainer.strategy.stage, got {zero['stage']}"
+            )
         if find_spec("deepspeed") is None:
             raise UserError(f"trainer.strategy: DeepSpeed {needs_extra('deepspeed')}")
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)

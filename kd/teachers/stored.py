@@ -135,6 +135,10 @@ class StoredAnswers(RunTeacher):
                 )
         self._codec = codec_for(data)
         of_split = self._kind(data, split)
+        if split == "train" and not of_split.every_view:
+            raise UserError(
+                f"{self.key}.answers: {self.folder} answers the views of a training, not the pictures as kd-eval shows them"
+            )
         pictures = int(of_split.parts["data"]["pictures"])
         self._store = AnswerStore(of_split, pictures, 1, self.key)
         self._split = split

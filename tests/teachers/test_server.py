@@ -192,6 +192,8 @@ def test_a_run_reads_what_was_asked_once(
     assert summary["cache"]["views"] == 2
     assert main("eval", [str(trained)]) == 0
     assert "teacher" in read_json(trained / "eval_val.json")
+    assert main("eval", [str(trained), "split=train"]) == 0
+    assert "teacher" not in read_json(trained / "eval_train.json"), "its answers are to other views"
     assert len(server.seen) == ALL
     assert "2 view(s), 100% filled" in prints("cache", ["--describe", str(folder)])
     hint = ["model.distill_losses.hint=HintLoss", "model.taps.hint={student: norm, teacher: norm}"]
