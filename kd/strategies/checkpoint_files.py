@@ -58,7 +58,7 @@ class CheckpointFiles(TorchCheckpointIO):
                 raise
             reason = of_disk.strerror or of_disk
             raise RunError(
-                f"the checkpoint {path} can't be written: {reason}; the one before is as it was"
+                f"the checkpoint {path} can't be written: {reason}; the one before is kept"
             ) from error
         if path.name == LAST:
             self._last_is_damaged = False

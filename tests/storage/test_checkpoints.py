@@ -73,7 +73,7 @@ def test_a_renaming_that_fails_leaves_the_checkpoint_as_it_was(
     monkeypatch.setattr("kd.storage.writing.move", lambda *_: no_space())
     if not links:
         monkeypatch.setattr(os, "link", lambda *_, **__: no_space())
-    with pytest.raises(RunError, match="No space left on device; the one before is as it was"):
+    with pytest.raises(RunError, match="No space left on device; the one before is kept"):
         save(tmp_path / "last.ckpt", 2.0)
     newest, _ = newest_whole(tmp_path)
     assert newest is not None
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(recipe: Path, tmp_path: Pat
         assert status_of(start(items, log, enter, holder)) == 1
         said = log.read_text()
         assert "kd-train: failed: the checkpoint " in said, said
-        assert "can't be written: No space left on device; the one before is as it was" in said
+        assert "can't be written: No space left on device; the one before is kept" in said
         folder = Path(f"/proc/{holder}/root{disk}/tiny/000/checkpoints")
         assert newest_whole(folder) == (folder / "last.ckpt", {})
         assert not list(folder.glob("*.part"))
