@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from multiprocessing import util
 from pathlib import Path
@@ -168,6 +168,11 @@ def status_of(pid: int, timeout_s: float = PATIENCE_S) -> int:
     os.killpg(pid, 9)
     os.waitpid(pid, 0)
     raise TimeoutError(f"process {pid} did not end within {timeout_s} s")
+
+
+def statuses_of(pids: Iterable[int]) -> list[int]:
+    """Waits for the end of each; their exit statuses."""
+    return [status_of(pid) for pid in pids]
 
 
 def wait_until(true: Callable[[], bool], log: Path | None = None, timeout_s: float = 300) -> None:

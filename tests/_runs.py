@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from kd.cli import train_main
+from kd.cli import eval_main, train_main
 from kd.report.records import RunRecords, read_run
 from kd.storage.checkpoints import newest_whole
 from tests._files import read_json
@@ -61,6 +61,24 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
     for key in a:
         assert torch.equal(a[key], b[key]), key
+
+
+def assert_same_runs(a: Path, b: Path) -> None:
+    """Two runs have the same losses and left the same student, to the last bit."""
+    assert losses(a) == losses(b)
+    assert_same(student_of(a), student_of(b))
+
+
+def resumed(folder: Path | str, *items: str) -> None:
+    """Goes on with a run in this process."""
+    assert train_main([f"resume={folder}", *items]) == 0
+
+
+def evaluated(folder: Path) -> dict[str, Any]:
+    """What kd-eval finds of a run, on its validation pictures."""
+    assert eval_main([str(folder)]) == 0
+    found: dict[str, Any] = read_json(folder / "eval_val.json")
+    return found
 
 
 def callback(path: str, **arguments: Any) -> str:

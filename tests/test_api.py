@@ -12,9 +12,9 @@ from kd.api import _request
 from kd.cli import main
 from kd.errors import RunError
 from kd.run.run import Run
-from tests._files import json_lines, read_json
+from tests._files import json_lines
 from tests._helpers import refuses
-from tests._runs import run_of, summary_of
+from tests._runs import evaluated, run_of, summary_of
 
 
 def test_a_run_from_python_is_that_of_the_command_line(
@@ -45,8 +45,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
         assert torch.equal(a, b)
 
     found = kd.evaluate(result, {"split": "val"})
-    assert main("eval", [str(other)]) == 0
-    assert found["student"] == read_json(other / "eval_val.json")["student"]
+    assert found["student"] == evaluated(other)["student"]
     more = kd.train(resume=result.folder, settings={"trainer.max_epochs": 3})
     assert (more.folder.resolve(), more.summary["epochs"]) == (result.folder.resolve(), 3)
     (more.folder / "student.safetensors").unlink()

@@ -15,7 +15,7 @@ from kd.errors import RunError
 from kd.run.request import Request
 from tests._files import read_yaml, write_yaml
 from tests._helpers import ROOT, Command, write_recipe
-from tests._runs import run_of
+from tests._runs import resumed, run_of
 
 CALLBACK = """\
 from pytorch_lightning import Callback
@@ -45,9 +45,7 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     monkeypatch.chdir(tmp_path)  # a recipe of one's own checkout
     assert main("train", line) == 0
     run = tmp_path / "runs" / "tiny" / "000"
-    assert (
-        main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0
-    )  # a run of one's own
+    resumed(run, "trainer.max_epochs=2", "--print_config")  # a run of one's own
     config = read_yaml(run / "config.yaml")
     write_yaml(run / "config.yaml", {**config, "seed": 1})  # no longer what was started here
     assert "config.yaml: trainer.callbacks names own_classes.Mine" in refusal("eval", [str(run)])

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kd.cli import train_main
 from kd.fit_to_machine import _tune, measure
 from kd.fit_to_machine.memory import Memory, _shards, saved_bytes
 from kd.machine import cores
@@ -18,7 +17,7 @@ from kd.strategies.ddp import DDP
 from kd.strategies.fsdp import FSDP
 from tests._forks import run_ranks
 from tests._helpers import refuses, write_recipe
-from tests._runs import losses, run, summary_of
+from tests._runs import losses, resumed, run, summary_of
 
 
 def summary(folder: Path) -> dict:
@@ -106,7 +105,7 @@ def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (found["batch_size"], found["steps"]) == (48, 2)
     assert found["student"]["lr"] == pytest.approx(0.002)
     assert "batch size: 48 a process takes" in capsys.readouterr().out
-    assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
+    resumed(folder, "trainer.max_epochs=3")
     assert summary(folder)["batch_size"] == 48
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kd.cli import eval_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
-from tests._files import read_json
 from tests._helpers import WITHOUT_TEACHER, Command
-from tests._runs import summary_of
+from tests._runs import evaluated, summary_of
 
 TEACHER = "models/grocery81_vit_small_patch14_dinov2_112.safetensors"
 
@@ -66,8 +64,7 @@ def test_a_short_run_of_the_grocery_recipe_and_its_evaluation(
     summary = summary_of(folder)
     assert summary["teacher"]["val"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
     assert summary["student"]["val"]["acc1"] > 0.2  # without its teacher's layers: near 1/81
-    assert eval_main([str(folder)]) == 0
-    found = read_json(folder / "eval_val.json")
+    found = evaluated(folder)
     assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
     best = summary["student"]["best_val"]["acc1"]
     assert found["student"]["acc1"] == pytest.approx(best, abs=0.03)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests._forks import start, start_ranks, status_of, survivors, torchrun
+from tests._forks import start, start_ranks, status_of, statuses_of, survivors, torchrun
 from tests._helpers import ROOT
 from tests._runs import assert_good, disturb, run_of, summary_of
 
@@ -137,7 +137,7 @@ def test_a_signal_to_the_group_of_one_rank_stops_both(recipe: Path) -> None:
     stop = disturb("SignalGroup", step=2, rank=0)
     pids = start_ranks([f"recipe={recipe}", *QUIET, *TWO, stop], log)
     text = log.with_suffix(".0").read_text
-    assert [status_of(pid) for pid in pids] == [143, 0], text()  # 0: see _status_of_stop
+    assert statuses_of(pids) == [143, 0], text()  # 0: see _status_of_stop
     assert [survivors(pid) for pid in pids] == [[], []]
     folder = run_of(recipe)
     assert "kd-train: stopped by SIGTERM at step 10" in text()

@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import DataLoader
 
 from kd.errors import reason
-from tests._forks import run_ranks, start, start_ranks, status_of, survivors
+from tests._forks import run_ranks, start, start_ranks, status_of, statuses_of, survivors
 from tests._helpers import ROOT, write_recipe
 from tests._runs import assert_good, disturb, run_of, summary_of
 
@@ -122,7 +122,7 @@ TWO = [
 def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=killed)], log)
-    statuses = [status_of(pid) for pid in pids]
+    statuses = statuses_of(pids)
     assert statuses[killed] == -9
     assert statuses[1 - killed] == 1
     text = log.with_suffix(f".{1 - killed}").read_text()
@@ -134,7 +134,7 @@ def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
 def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("BreakWeights", step=3, rank=1)], log)
-    assert [status_of(pid) for pid in pids] == [1, 1]
+    assert statuses_of(pids) == [1, 1]
     assert (
         "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)"
         in log.with_suffix(".1").read_text()

@@ -19,9 +19,12 @@ from tests._helpers import ACCELERATOR, WITHOUT_TEACHER, Command, plain_answers,
 from tests._runs import (
     assert_good,
     assert_same,
+    assert_same_runs,
     callback,
     disturb,
+    evaluated,
     losses,
+    resumed,
     run,
     run_folders,
     student_of,
@@ -118,9 +121,8 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path) -> N
     assert train_main([f"recipe={recipe}", *extra, disturb("StopAfterEpoch", epoch=0)]) == 143
     part = run_folders(recipe)[-1]
     assert summary_of(part)["status"] == "interrupted"
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
-    assert losses(part) == losses(whole)
-    assert_same(student_of(part), student_of(whole))
+    resumed(part, "trainer.callbacks=null")
+    assert_same_runs(part, whole)
     summaries = [summary_of(f) for f in (part, whole)]
     assert summaries[0]["student"] == summaries[1]["student"]
 
@@ -156,7 +158,7 @@ def test_more_epochs_of_a_run_that_its_steps_have_ended(
     assert f"all 2 steps of {folder} are done; trainer.max_steps=4 trains on" in prints(
         "train", [f"resume={folder}", "trainer.max_epochs=2"]
     )
-    assert train_main([f"resume={folder}", "trainer.max_epochs=2", "trainer.max_steps=-1"]) == 0
+    resumed(folder, "trainer.max_epochs=2", "trainer.max_steps=-1")
     steps = summary_of(folder)["steps"]
     capsys.readouterr()
     assert f"all {steps} steps of {folder} are done" in prints(
@@ -170,7 +172,7 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
 ) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     latest = folder.parent / "latest"
-    assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
+    resumed(latest, "trainer.max_epochs=2")
     assert latest.resolve() == folder.resolve()
     assert summary_of(folder)["epochs"] == 2
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
@@ -224,8 +226,7 @@ def test_the_checkpoint_holds_no_teacher(plain: Path) -> None:
 def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
     plain: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert eval_main([str(plain)]) == 0
-    found = read_json(plain / "eval_val.json")
+    found = evaluated(plain)
     assert found["pictures"] == 16
     assert {"acc1", "acc5", "agreement"} <= set(found["student"])
     assert "teacher" in capsys.readouterr().out
@@ -295,7 +296,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(
     assert f"kd-train resume={folder}" in said.out + said.err
     assert summary_of(folder)["status"] == "interrupted"
     assert_good(folder, 9)
-    assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
+    resumed(folder, "trainer.callbacks=null")
     assert summary_of(folder)["status"] == "done"
     assert_same(student_of(folder), student_of(plain))
 
@@ -323,11 +324,8 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path, on_two: Path) -> No
     assert "listening: ::" not in log.read_text()
     sharded = run_folders(recipe)[-1]
     assert summary_of(sharded)["world_size"] == 2
-    assert losses(on_two) == losses(sharded)
-    assert_same(student_of(on_two), student_of(sharded))
-    assert train_main([
-        f"resume={sharded}", "trainer.max_epochs=2", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
-    ]) == 0  # fmt: skip
+    assert_same_runs(on_two, sharded)
+    resumed(sharded, "trainer.max_epochs=2", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto")  # fmt: skip
     assert summary_of(sharded)["epochs"] == 2
 
 

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from kd.callbacks.best import Best
-from kd.cli import main, train_main
+from kd.cli import train_main
 from kd.fleet.tuning.plan import SearchObjective
 from kd.report.facts import Facts
 from kd.report.metric import format_metric, is_share, less_is_better
@@ -20,7 +20,7 @@ from tests._files import read_json, read_yaml, write_yaml
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
 from tests._pages import sections_of
-from tests._runs import callback, run_folders, run_of, student_of, summary_of
+from tests._runs import callback, evaluated, run_folders, run_of, student_of, summary_of
 
 
 class Forget(Callback):
@@ -223,10 +223,7 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
     with (run / "metrics.csv").open() as file:
         measured = [row for row in csv.DictReader(file) if row["val/acc1"]]
     assert len(measured) == 2, "the start is no epoch"
-    assert main("eval", [str(run)]) == 0
-    assert read_json(run / "eval_val.json")["student"]["acc1"] == (
-        pytest.approx(start["acc1"], abs=1e-5)
-    )
+    assert evaluated(run)["student"]["acc1"] == (pytest.approx(start["acc1"], abs=1e-5))
     assert "student, the start (kept)" in printed.out
     headline, *rest = sections_of(run / "report.html")
     assert ", as it was before training," in headline["text"]
@@ -254,6 +251,5 @@ def test_without_a_validation_the_last_weights_are_exported(tmp_path: Path) -> N
     assert student["best_val"] == {}
     assert student["start_val"]["acc1"] > 0.8
     assert not (run / "fidelity.json").exists()
-    assert main("eval", [str(run)]) == 0
-    measured = read_json(run / "eval_val.json")["student"]
+    measured = evaluated(run)["student"]
     assert measured["acc1"] < student["start_val"]["acc1"] - 0.2

@@ -26,7 +26,14 @@ from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
 from tests._files import write_json
 from tests._helpers import Command, draw_folder, refuses
-from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
+from tests._runs import (
+    assert_same_runs,
+    losses,
+    resumed,
+    run,
+    run_folders,
+    summary_of,
+)
 
 
 def packed(recipe: Path, out: Any, *items: str) -> list[str]:
@@ -41,8 +48,7 @@ def test_a_pack_is_read_as_its_folder_is(
     assert "train: 48 pictures" in capsys.readouterr().out
     items = ["data.num_workers=2", "data.augment.mixup=0.8"]
     folder, shards = run(recipe, *items), run(recipe, *items, *source)
-    assert losses(folder) == losses(shards)
-    assert_same(student_of(folder), student_of(shards))
+    assert_same_runs(folder, shards)
 
 
 def test_resume_over_a_pack_is_exact(recipe: Path, tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_resume_over_a_pack_is_exact(recipe: Path, tmp_path: Path) -> None:
     stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 1}})
     assert train_main([f"recipe={recipe}", *items, f"trainer.callbacks+={stop}"]) == 143
     part = run_folders(recipe)[-1]
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    resumed(part, "trainer.callbacks=null")
     assert losses(part) == losses(whole)
 
 

@@ -19,7 +19,13 @@ from kd.data.splits import files_of
 from kd.settings import Augment
 from kd.tasks import Classification
 from tests._helpers import Command, draw_folder, refuses
-from tests._runs import assert_same, losses, run_folders, student_of, summary_of
+from tests._runs import (
+    assert_same_runs,
+    resumed,
+    run_folders,
+    student_of,
+    summary_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +257,8 @@ def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> No
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 5}})
     assert train_main([*items, f"trainer.callbacks+={stop}"]) == 1
     whole, part = run_folders(recipe)[-2:]
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
-    assert losses(part) == losses(whole)
-    assert_same(student_of(part), student_of(whole))
+    resumed(part, "trainer.callbacks=null")
+    assert_same_runs(part, whole)
 
 
 # -- sources without any label --------

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kd.cli import main, pack_main, train_main
+from kd.cli import main, pack_main
 from kd.data.engines.device import CutSet
 from kd.data.scan import scan, usual
 from kd.data.sources import (
@@ -32,7 +32,7 @@ from kd.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
 from tests._helpers import Command, draw_folder, refuses
-from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
+from tests._runs import assert_same, losses, resumed, run, run_folders, student_of, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     ).read_bytes()
     assert main("eval", [str(disk), f"folder={url}/val"]) == 0
     # a run begun here goes on there, and one whose pictures have changed does not
-    assert train_main([f"resume={disk}", f"data.source.root={url}", "trainer.max_epochs=3"]) == 0
+    resumed(disk, f"data.source.root={url}", "trainer.max_epochs=3")
     files, path = file_system(f"{url}/train/apple/00.jpg")
     before_, data = split_facts(ImageFolder(url).load("train")).content, files.cat_file(path)
     files.pipe_file(path, data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])  # of the same size

@@ -15,7 +15,7 @@ from kd.data.sources import ImageFolder, WebDataset
 from kd.errors import UserError
 from tests._files import read_json
 from tests._helpers import CLASSES, refuses
-from tests._runs import assert_same, losses, run, student_of
+from tests._runs import assert_same_runs, run
 
 Members = dict[str, bytes]
 
@@ -85,8 +85,7 @@ def test_foreign_shards_are_read_as_their_folder_is(
     folder = run(recipe, *items)
     foreign = run(recipe, *items, "data.source=WebDataset", f"data.source.train={made['txt']}",
                   f"data.source.val={tmp_path / 'val'}", "data.source.label=txt")  # fmt: skip
-    assert losses(folder) == losses(foreign)
-    assert_same(student_of(folder), student_of(foreign))
+    assert_same_runs(folder, foreign)
     pattern = f"data.source.train={made['cls']}/train-{{000..004}}.tar"
     assert main("eval", [str(foreign), "data.source=WebDataset", pattern, "split=train",
                          "data.source.label=cls", f"data.source.classes=[{', '.join(CLASSES)}]"]) == 0  # fmt: skip

@@ -19,7 +19,7 @@ from kd.report.records import FIT_OF_THE_START, read_run
 from kd.run.assemble import assemble
 from tests._files import read_json, write_json
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, save_teacher
-from tests._runs import run, run_of, student_of, summary_of
+from tests._runs import resumed, run, run_of, student_of, summary_of
 
 
 def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
@@ -110,7 +110,7 @@ def test_arch_auto_is_a_quarter_of_the_teacher(recipe: Path, prints: Command) ->
     folder = run_of(recipe)
     assert student_of(folder)["blocks.1.attn.qkv.weight"].shape == (48, 16)
     assert summary_of(folder)["student"]["start"] == "inherited"
-    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
+    resumed(folder, "trainer.max_epochs=2")
 
 
 @pytest.mark.parametrize(

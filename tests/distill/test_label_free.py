@@ -17,7 +17,6 @@ from kd.run.request import translate
 from kd.run.run import Run
 from kd.tasks.features import rank_of_gram
 from kd.tasks.label_free import HeldOut
-from tests._files import read_json
 from tests._forks import run_ranks
 from tests._helpers import (
     ARCH,
@@ -29,7 +28,7 @@ from tests._helpers import (
     save_teacher,
     write_recipe,
 )
-from tests._runs import run_of, student_of, summary_of
+from tests._runs import evaluated, run_of, student_of, summary_of
 
 HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
 
@@ -236,8 +235,7 @@ def test_kd_eval_finds_what_training_found(
     probed: Path, made: Path, prints: Command, refusal: Command
 ) -> None:
     """The best epoch's student, from its file alone; and two runs side by side."""
-    assert main("eval", [str(probed)]) == 0
-    found = read_json(probed / "eval_val.json")
+    found = evaluated(probed)
     best = summary_of(probed)["student"]["best_val"]
     assert {k: found["student"][k] for k in ("knn1", "probe1")} == {
         k: best[k] for k in ("knn1", "probe1")

@@ -38,7 +38,14 @@ from kd.tasks import Classification, MultiLabel, Regression
 from tests._files import read_yaml, write_yaml
 from tests._forks import run_ranks
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, write_recipe
-from tests._runs import assert_same, losses, run, run_folders, student_of, summary_of
+from tests._runs import (
+    assert_same_runs,
+    resumed,
+    run,
+    run_folders,
+    student_of,
+    summary_of,
+)
 
 LEARNT = "student.objective.losses"  # where checkpoints keep the losses' parameters
 INFO = DataInfo(list(CLASSES), 48, 16)
@@ -109,9 +116,8 @@ def test_all_losses_together_train_and_resume_bit_for_bit(
     whole, part = run_folders(recipe)
     header = (whole / "metrics.csv").read_text().splitlines()[0]
     assert all(f"train/{name}_loss" in header for name in chosen)
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
-    assert losses(part) == losses(whole)
-    assert_same(student_of(part), student_of(whole))
+    resumed(part, "trainer.callbacks=null")
+    assert_same_runs(part, whole)
     saved = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
     for key in (
         "RADIOLoss.targets.turn",
@@ -233,7 +239,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     config = read_yaml(folder / "config.yaml")
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
     write_yaml(folder / "config.yaml", config, explicit_end=True)
-    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
+    resumed(folder, "trainer.max_epochs=2")
 
 
 # -- single losses ---------------------------------------------------------------------------------------------------

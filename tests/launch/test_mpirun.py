@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests._forks import start, status_of
+from tests._forks import start, status_of, statuses_of
 from tests._helpers import ROOT
 
 JOB = {
@@ -38,7 +38,7 @@ def test_mpiruns_variables(recipe: Path) -> None:
         }
         size = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
         ranks.append(start(items_for(recipe), log, **JOB, **own, **size))
-    assert [status_of(pid) for pid in ranks] == [0, 0], log.read_text()
+    assert statuses_of(ranks) == [0, 0], log.read_text()
     check(recipe, log.read_text())
     alone = start([*items_for(recipe), "trainer.devices=8"], log, **JOB, **own, **size)
     assert status_of(alone) == 2

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests._forks import run_ranks, start, status_of, survivors
-from tests._runs import student_of
+from tests._forks import run_ranks, start, status_of, statuses_of, survivors
+from tests._runs import assert_same, student_of
 
 HOSTS = {"kd-test-a": "10.77.0.1", "kd-test-b": "10.77.0.2"}
 TIMEOUT_S = 8
@@ -76,7 +75,7 @@ def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
         start_on(host, items_for(recipe, "trainer.max_epochs=1"), log.with_suffix(f".{host}"))
         for host in HOSTS
     ]
-    assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".kd-test-a").read_text()
+    assert statuses_of(pids) == [0, 0], log.with_suffix(".kd-test-a").read_text()
     said = log.with_suffix(".kd-test-a").read_text()
     (line,) = [text for text in said.splitlines() if text.startswith("processes:")]
     assert line.startswith(
@@ -89,7 +88,7 @@ def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
         [*items_for(recipe, "trainer.max_epochs=1"), "trainer.devices=2"], log.with_suffix(".txt")
     )
     a, b = (student_of(recipe.parent / "runs" / "tiny" / n) for n in ("000", "001"))
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert_same(a, b)
 
 
 @pytest.mark.slow
@@ -114,5 +113,5 @@ def test_a_machine_prepares_data_for_another(recipe: Path) -> None:
         True
     ]  # the one across the wire makes all
     a, b = (student_of(folder) for folder in (tier, here))
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert_same(a, b)
     assert [survivors(pid) for pid in pids.values()] == [[], []]

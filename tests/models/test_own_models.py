@@ -11,13 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import kd
-from kd.cli import eval_main
 from kd.models import StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.models.own import OwnModel, build_own
 from kd.teachers import build_teacher
-from tests._files import read_json, write_json
+from tests._files import write_json
 from tests._helpers import CLASSES, Command, refuses
-from tests._runs import run, summary_of
+from tests._runs import evaluated, run, summary_of
 
 PICTURES = torch.randint(
     0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -94,8 +93,7 @@ def test_a_builder_of_ones_own_trains_and_comes_back(
     )
     summary = summary_of(folder)
     assert summary["student"]["arch"] == "Nets"
-    assert eval_main([str(folder)]) == 0
-    found = read_json(folder / "eval_val.json")
+    found = evaluated(folder)
     assert found["student"]["acc1"] == summary["student"]["best_val"]["acc1"]
     with refuses(
         r"built by tests.models.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)"

@@ -21,7 +21,7 @@ from tests._files import json_lines, read_yaml, write_yaml
 from tests._forks import start, start_ranks, status_of
 from tests._helpers import Command, draw_folder, refuses, write_recipe
 from tests._kills import main as kill_in_a_row
-from tests._runs import callback, run_of, summary_of
+from tests._runs import callback, resumed, run_of, summary_of
 
 AUDIT = '[{"class_path": "kd.monitor.audit.Audit"}]'
 
@@ -207,7 +207,7 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
     record = json.dumps(
         {"class_path": "tests._stop.RecordOptimizer", "init_args": {"file": str(file)}}
     )
-    assert train_main([f"resume={folder}", *items, f"trainer.callbacks=[{record}]"]) == 0
+    resumed(folder, *items, f"trainer.callbacks=[{record}]")
     return json_lines(file)
 
 
@@ -309,7 +309,7 @@ def test_torn_files_stop_no_run(recipe: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes((file.read_bytes() if file.exists() else b"")[:40] + b"\xff\0\n7\n")
     # a rate of 0: no later epoch takes the best one's place
-    assert train_main([f"resume={folder}", f"trainer.callbacks={AUDIT}", "optim.lr=0"]) == 0
+    resumed(folder, f"trainer.callbacks={AUDIT}", "optim.lr=0")
     assert (folder / "student.safetensors").is_file()
     assert (folder / "metrics.csv").read_text().splitlines()[-1]
 
@@ -350,7 +350,7 @@ def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recip
         assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
         run = recipe.parent / "runs" / "tiny" / f"to-{len(place)}"
         (first,) = run.glob("*/mine-*.ckpt")
-        assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
+        resumed(run, "trainer.max_epochs=2")
         (second,) = run.glob("*/mine-*.ckpt")
         assert second != first
 

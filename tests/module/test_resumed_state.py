@@ -303,8 +303,6 @@ def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) ->
     moment = ("optimizer_states", 0, "state", number, "exp_avg")
     changes: list[tuple[str, tuple[str | int, ...], object]] = [
         ("exp_avg: must be float32", moment, torch.zeros(1)),
-        ("exp_avg: must be float32", moment, torch.zeros(0)),
-        ("exp_avg: must be float32", moment, moments[number].to(torch.int64)),
         ("fit_loop.epoch_progress", ("loops", "fit_loop", "epoch_progress"), "x"),
         ("lr_schedulers", ("lr_schedulers", 0, "step"), 1),
         ("loops: must be a mapping", ("loops",), [1]),

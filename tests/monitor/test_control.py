@@ -8,7 +8,6 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.context import RunContext
-from kd.cli import train_main
 from kd.monitor import control
 from kd.monitor.system import System
 from kd.monitor.watched import Watched
@@ -16,7 +15,7 @@ from kd.report.records import read_run
 from kd.storage.control_file import parse
 from tests._forks import start_ranks, status_of
 from tests._helpers import Command
-from tests._runs import callback, run_of
+from tests._runs import callback, resumed, run_of
 from tests._runs import run as trained
 
 
@@ -119,7 +118,7 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> No
     trained(recipe, asking("kernels=1 health=3"), "trainer.max_epochs=1")
     folder = run_of(recipe)
     assert [w["first"] for w in read_run(folder).kernels] == [3]
-    assert train_main([f"resume={folder}", "trainer.callbacks=null", "trainer.max_epochs=2"]) == 0
+    resumed(folder, "trainer.callbacks=null", "trainer.max_epochs=2")
     run = read_run(folder)
     assert [w["first"] for w in run.kernels] == [3]
     assert [h["step"] for h in run.health] == [

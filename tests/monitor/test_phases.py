@@ -24,7 +24,7 @@ from kd.report.records import PHASES, RunRecords, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import ROOT, write_recipe
-from tests._runs import assert_same, callback, newest_run, student_of
+from tests._runs import assert_same, callback, newest_run, resumed, student_of
 from tests._runs import run as trained
 
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     stop = callback("tests._stop.StopAfterEpoch", epoch=0)
     assert train_main([f"recipe={recipe}", stop]) == 143
     folder = newest_run(recipe).folder
-    assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
+    resumed(folder, "trainer.callbacks=null")
     run = read_run(folder)
     assert [s["step"] for s in run.steps[0]] == list(range(12))
     assert run.totals[0]["steps"] == 10  # without the first step of each process

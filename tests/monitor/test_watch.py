@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kd.cli import train_main
 from kd.monitor import watch
 from kd.monitor.watch import Watch, ask_rules
 from kd.monitor.watched import Watched
@@ -19,7 +18,7 @@ from kd.report.records import RunRecords, Writer, read_run
 from kd.report.series import Series
 from kd.settings import MonitorSettings
 from tests._http import Handler, http_server
-from tests._runs import callback, newest_run
+from tests._runs import callback, newest_run, resumed
 from tests._runs import run as trained
 
 SLOW = callback("tests._stop.Slow", seconds=0.1)
@@ -47,7 +46,7 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
     assert event["action"] == "stop"
     more = run.summary["steps"] // 6 + 1
     items = ["trainer.callbacks=null", f"trainer.max_epochs={more}", "monitor.actions=null"]
-    assert train_main([f"resume={run.folder}", *items]) == 0
+    resumed(run.folder, *items)
     assert read_run(run.folder).summary["status"] == "done"
     assert read_run(run.folder).summary["steps"] == 6 * more
 

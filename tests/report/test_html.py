@@ -22,7 +22,7 @@ from tests._files import json_lines, write_json, write_lines
 from tests._helpers import ROOT, Command
 from tests._pages import BROWSER, FLAGS, section, write_run
 from tests._runs import run as trained
-from tests._runs import summary_of
+from tests._runs import run_of, summary_of
 
 
 def test_an_eight_hour_run_stays_small_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_kd_report_needs_no_torch(tmp_path: Path) -> None:
 def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     page = (folder / "report.html").read_text()
     (found,) = section(folder, "verdict")
     assert found["text"].startswith("failed: RuntimeError: planted; until then ")
@@ -207,7 +207,7 @@ def test_a_report_that_fails_takes_no_run_down(
     monkeypatch.setattr("kd.report.html.write_report", broken)
     trained(recipe, "trainer.max_epochs=1")
     assert "no report: KeyError: 'planted'" in capsys.readouterr().err
-    assert summary_of(recipe.parent / "runs" / "tiny" / "000")["status"] == "done"
+    assert summary_of(run_of(recipe))["status"] == "done"
 
 
 PROBE = """

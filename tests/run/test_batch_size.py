@@ -10,6 +10,7 @@ from kd.cli import train_main
 from kd.run.batch_size import smaller_batch
 from tests._files import read_yaml
 from tests._helpers import ARCH, TINY, write_recipe
+from tests._runs import resumed
 
 ONE_CPU = {"devices": 1, "num_nodes": 1, "accelerator": "cpu"}
 
@@ -74,6 +75,6 @@ def test_a_resumed_fine_tuning_keeps_its_batch(
     items = [f"recipe={recipe}", f"model.student={json.dumps(arch)}", "data.batch_size=16"]
     assert train_main([*items, "trainer.max_epochs=1"]) == 0
     run = tmp_path / "runs" / "own" / "000"
-    assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
+    resumed(run, "trainer.max_epochs=2")
     assert read_yaml(run / "config.yaml")["data"]["batch_size"] == 16
     assert "in place of" not in capsys.readouterr().out

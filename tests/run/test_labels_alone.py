@@ -17,6 +17,7 @@ from kd.storage.elsewhere import mapping_of
 from tests._files import read_yaml, write_json
 from tests._forks import ForkedRun
 from tests._helpers import draw_folder, save_teacher, write_recipe
+from tests._runs import resumed
 
 RATES = ("0.001", "0.00033")
 
@@ -100,7 +101,7 @@ def test_a_finished_run_is_compared_afterwards_and_nothing_is_trained_twice(
     line = first_line(compared)
     (compared / "tables" / "labels_alone.json").unlink()
     before = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
-    assert train_main([f"resume={compared}", "labels_alone=true"]) == 0
+    resumed(compared, "labels_alone=true")
     after = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
     assert before == after
     assert line in capsys.readouterr().out

@@ -17,7 +17,7 @@ from kd.run.train_first import trained_teacher
 from tests._files import read_json, read_yaml, write_yaml
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, Command, refuses, run_cli, tiny_vit, write_recipe
-from tests._runs import assert_good, summary_of
+from tests._runs import assert_good, run_of, summary_of
 
 
 @pytest.fixture()
@@ -107,7 +107,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
         "own-" not in text.partition("the teacher is ready")[0].rpartition("│")[2]
     )  # no folder that is moved
     assert rows(student) == [str(step) for step in range(5 * 6)]
-    summary = summary_of(student.parent / "runs" / "tiny" / "000")
+    summary = summary_of(run_of(student))
     assert summary["status"] == "done"
 
 

@@ -20,7 +20,7 @@ from kd.storage.writing import write_whole
 from kd.strategies.checkpoint_files import CheckpointFiles
 from tests._forks import start, status_of
 from tests._helpers import Command, refuses
-from tests._runs import run, summary_of
+from tests._runs import resumed, run, run_of, summary_of
 
 
 def save(path: Path, number: float) -> Path:
@@ -136,14 +136,14 @@ def test_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
 
 def test_resume_falls_back_with_a_warning(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(recipe)
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     before = summary_of(folder)["student"]
     last = folder / "checkpoints" / "last.ckpt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 4  # in a tensor: torch itself would load it without a word
     last.write_bytes(content)
     capsys.readouterr()
-    assert train_main([f"resume={folder}"]) == 0
+    resumed(folder)
     err = capsys.readouterr().err
     assert f"warning: {last} can't be loaded: wrong checksum" in err
     assert f"resuming from {folder / 'checkpoints' / 'previous.ckpt'}" in err
@@ -166,7 +166,7 @@ def test_nothing_in_a_file_is_executed(
 ) -> None:
     touched = tmp_path / "touched"
     run(recipe, "trainer.max_epochs=1")
-    folder = recipe.parent / "runs" / "tiny" / "000"
+    folder = run_of(recipe)
     last = folder / "checkpoints" / "last.ckpt"
     content = torch.load(last, weights_only=True)
     torch.save({**content, "callbacks": Evil(touched)}, last)

@@ -25,8 +25,8 @@ from kd.storage.elsewhere import mapping_of, yaml_of
 from kd.storage.of_weights import write_of_weights
 from tests._files import read_json, read_yaml, write_json, write_yaml
 from tests._helpers import TINY, Command, draw_folder, refuses, save_teacher, write_recipe
+from tests._runs import resumed, run_of, summary_of
 from tests._runs import run as trained
-from tests._runs import summary_of
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(recipe: Path) -> Path:
     """A finished run, as a stranger would send one."""
     trained(recipe)
-    return recipe.parent / "runs" / "tiny" / "000"
+    return run_of(recipe)
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(
     content = torch.load(file, weights_only=True)
     content["callbacks"][ModelCheckpoint(**given).state_key] = state
     torch.save(content, file)
-    assert main("train", [f"resume={copied}", "trainer.max_epochs=2"]) == 0
+    resumed(copied, "trainer.max_epochs=2")
     assert (victim / "keep").is_file()
     assert (copied / "checkpoints" / "theirs.ckpt").is_file()
 
@@ -550,7 +550,7 @@ def test_settings_cut_short_are_not_believed(copied: Path, refused: Command) -> 
         line = refused("train", [f"resume={copied}", "trainer.max_epochs=2"])
         assert any(why in line for why in ("is truncated", "is no YAML", "must hold settings"))
     config.write_text(whole)
-    assert main("train", [f"resume={copied}", "trainer.max_epochs=2", "--print_config"]) == 0
+    resumed(copied, "trainer.max_epochs=2", "--print_config")
 
 
 BAD = "x`|<script>alert(1)</script>\n# [a](http://b) *c*"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
@@ -18,9 +17,9 @@ from kd.storage.mirror import Mirror
 from kd.storage.objects import file_system, files_below, is_copy, mark_copy, put_whole
 from kd.storage.run_urls import CLAIM, fetched_run, on_disk
 from tests._faults import Faults, before
-from tests._forks import free_port, run_ranks, start, status_of
+from tests._forks import free_port, run_ranks, start, statuses_of
 from tests._helpers import Command, refuses
-from tests._runs import losses
+from tests._runs import assert_same, losses, resumed, run_of
 from tests._runs import run as trained
 
 STOP = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}})
@@ -47,7 +46,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
 ) -> None:
     first = "checkpoint.monitor=val/acc5"  # the first epoch is the best then, and is looked for after the move
     trained(recipe, first)
-    whole = recipe.parent / "runs" / "tiny" / "000"
+    whole = run_of(recipe)
     url = f"{s3}/runs"
     assert (
         train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"])
@@ -76,7 +75,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
         == (here / "student.safetensors").read_bytes()
     )
     a, b = (load_file(folder / "student.safetensors") for folder in (here, whole))
-    assert all(torch.equal(a[key], b[key]) for key in b)
+    assert_same(a, b)
     # the same machine takes what it has, even where an upload was cut
     (here / "metrics.csv").write_text("newer")
     assert fetched_run(f"{url}/tiny/000", "resume") == here
@@ -130,7 +129,7 @@ def on_two_machines(items: list[str], disks: list[Path], port: str, log: Path) -
         )
         for i, disk in enumerate(disks)
     ]
-    return [status_of(pid) for pid in pids]
+    return statuses_of(pids)
 
 
 @pytest.mark.slow
@@ -146,7 +145,7 @@ def test_machines_without_a_common_disk_go_on_with_their_run(
         "trainer.max_epochs=3",
     ]
     run_ranks([*both, "trainer.devices=2"], log)
-    whole = recipe.parent / "runs" / "tiny" / "000"
+    whole = run_of(recipe)
     items = [
         *both,
         f"runs_dir={url}",
@@ -164,7 +163,7 @@ def test_machines_without_a_common_disk_go_on_with_their_run(
     files.invalidate_cache()
     files.get_file(path, str(tmp_path / "student.safetensors"))
     mine, wanted = (load_file(folder / "student.safetensors") for folder in (tmp_path, whole))
-    assert all(torch.equal(mine[key], wanted[key]) for key in wanted)
+    assert_same(mine, wanted)
     assert not [name for name in names(url) if name.startswith("tiny/001")]
 
 
@@ -206,7 +205,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
         assert fetched_run(url, "resume") == here
         assert (here / last).read_bytes() == newer
         assert not is_copy(here / last, files_below(url, "x")[last])
-    assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    resumed(url, "trainer.callbacks=null", "trust=tests._stop")
     files, path = file_system(url)
     assert files.cat_file(f"{path}/{last}") == (here / last).read_bytes()
 

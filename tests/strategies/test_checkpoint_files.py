@@ -13,7 +13,7 @@ from kd.cli import train_main
 from kd.storage import writing
 from kd.storage.writing import write_whole
 from kd.strategies import checkpoint_files
-from tests._forks import start_ranks, status_of
+from tests._forks import start_ranks, statuses_of
 
 TWO = [
     "trainer.devices=2",
@@ -71,7 +71,7 @@ def test_a_full_disk_of_rank_0_ends_the_other_rank(
     first, second = log.with_suffix(".0"), log.with_suffix(".1")
     command = [name, str(second), f"recipe={recipe}", *TWO, *items]
     pids = start_ranks(command, log, program=full_disk)
-    assert [status_of(pid) for pid in pids] == [1, 1]
+    assert statuses_of(pids) == [1, 1]
     assert reason in first.read_text()
     (line,) = [text for text in second.read_text().splitlines() if ": failed: " in text]
     assert line.startswith("kd-train: rank 1: failed: rank 0: ") and reason in line

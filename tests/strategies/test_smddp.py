@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kd.strategies.ddp import DDP, SMDDPStrategy
-from tests._forks import start_ranks, status_of
+from tests._forks import start_ranks, statuses_of
 from tests._helpers import refuses
 from tests._runs import run_of, summary_of
 
@@ -50,7 +50,7 @@ def train(recipe: Path, *items: str) -> tuple[list[int], str]:
         "trainer.max_epochs=1", "data.batch_size=4", "data.num_workers=0",
     ]  # fmt: skip
     pids = start_ranks([*shared, *items], recipe.parent / "log.txt")
-    return [status_of(pid) for pid in pids], (recipe.parent / "log.0").read_text()
+    return statuses_of(pids), (recipe.parent / "log.0").read_text()
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -14,12 +14,11 @@ from torchmetrics.functional.classification import (
     multilabel_f1_score,
 )
 
-from kd.cli import main
 from kd.tasks.fidelity import Fidelity, KeptLogits
 from tests._files import read_json
 from tests._helpers import CLASSES, Command
+from tests._runs import evaluated, run_of, summary_of
 from tests._runs import run as trained
-from tests._runs import summary_of
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -168,7 +167,7 @@ def test_a_run_says_how_faithful_its_best_student_is(
 ) -> None:
     """The run's own file, from passes it makes anyway, and kd-eval's over the exported weights tell the same."""
     trained(recipe, "trainer.precision=32-true")
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     own = read_json(run / "fidelity.json")
     best = summary_of(run)["student"]["best_val"]
     assert own["agreement"] == pytest.approx(best["agreement"], abs=1e-6) and own["pictures"] == 16
@@ -177,8 +176,7 @@ def test_a_run_says_how_faithful_its_best_student_is(
     assert {row["name"] for row in own["per_class"]} == set(CLASSES)
     example = (own["examples"].get("lost") or own["examples"]["both_wrong"])[0]
     assert example["image"].startswith("data:image/jpeg;base64,") and example["truth"][0] in CLASSES
-    assert main("eval", [str(run)]) == 0
-    found = read_json(run / "eval_val.json")
+    found = evaluated(run)
     for key in ("agreement", "kl"):
         assert found["fidelity"][key] == pytest.approx(
             own[key], abs=2e-3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from kd.cli import eval_main, train_main
+from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.scan import scan
@@ -21,9 +21,8 @@ from kd.ship.export import load_student
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
 from kd.teachers.answer_codec import TopK
-from tests._files import read_json
 from tests._helpers import ARCH, TINY, Command, refuses, save_teacher
-from tests._runs import losses, run, run_folders, summary_of
+from tests._runs import evaluated, losses, run, run_folders, summary_of
 from tests._scenes import NAMES, draw, recipe_of
 
 
@@ -59,8 +58,7 @@ def test_a_teacher_is_trained_and_teaches_a_convolutional_student(
     summary = summary_of(folder)
     assert summary["teacher"]["val"]["miou"] == pytest.approx(taught["miou"], abs=0.02)
     assert set(summary["student"]["val"]) >= {"miou", "pixel_acc", "agreement"}
-    assert eval_main([str(folder)]) == 0
-    found = read_json(folder / "eval_val.json")["student"]
+    found = evaluated(folder)["student"]
     assert found["miou"] == pytest.approx(summary["student"]["best_val"]["miou"], abs=0.02)
     model, preprocess, classes = load_student(folder / "student.safetensors")
     assert model(torch.zeros(1, 3, *preprocess.size)).shape == (1, 3, 24, 32)

@@ -25,8 +25,8 @@ from tests._helpers import (
     tiny_vit,
     write_recipe,
 )
+from tests._runs import evaluated, summary_of
 from tests._runs import run as trained
-from tests._runs import summary_of
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
 
@@ -184,8 +184,7 @@ def test_a_run_learns_from_a_file(
     copied = tmp_path / "copied"  # as on another machine: no trust= is needed for a class of kd's
     shutil.copytree(run, copied)
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "other_cache"))
-    assert main("eval", [str(copied)]) == 0
-    assert read_json(copied / "eval_val.json")["teacher"]["acc1"] == 1
+    assert evaluated(copied)["teacher"]["acc1"] == 1
     capsys.readouterr()
     shutil.rmtree(folder)
     assert main("eval", [str(run)]) == 0

@@ -34,7 +34,17 @@ from kd.teachers.answer_codec import Half
 from kd.teachers.answer_store import AnswerStore, Kind
 from tests._forks import run_ranks, start, status_of, wait_until
 from tests._helpers import ARCH, TINY, Command, draw_folder, refuses, save_teacher, write_recipe
-from tests._runs import assert_same, callback, losses, run, run_folders, student_of, summary_of
+from tests._runs import (
+    assert_same,
+    assert_same_runs,
+    callback,
+    losses,
+    resumed,
+    run,
+    run_folders,
+    student_of,
+    summary_of,
+)
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 
@@ -137,8 +147,7 @@ def test_reading_equals_filling_to_the_last_bit(mixed: Mixed) -> None:
     filling, reading = report(mixed.filling), report(mixed.reading)
     assert filling["answers_read"] == filling["answers_computed"] == 96
     assert (reading["answers_read"], reading["answers_computed"]) == (192, 0)
-    assert losses(mixed.filling) == losses(mixed.reading)
-    assert_same(student_of(mixed.filling), student_of(mixed.reading))
+    assert_same_runs(mixed.filling, mixed.reading)
 
 
 def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(mixed: Mixed) -> None:
@@ -341,17 +350,15 @@ def test_a_fill_that_is_killed_goes_on(mixed: Mixed, cache: list[str], tmp_path:
     assert status_of(pid) == -signal.SIGKILL
     after = run(mixed.recipe, *items)
     assert report(after)["answers_computed"] < 96
-    assert losses(after) == losses(mixed.filling)
-    assert_same(student_of(after), student_of(mixed.filling))
+    assert_same_runs(after, mixed.filling)
 
 
 def test_resume_with_a_cache_equals_the_uninterrupted_run(mixed: Mixed, cache: list[str]) -> None:
     stop = callback("tests._stop.StopAfterEpoch", epoch=2)
     assert train_main([f"recipe={mixed.recipe}", *mixed.items, *cache, stop]) == 143
     part = run_folders(mixed.recipe)[-1]
-    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
-    assert losses(part) == losses(mixed.filling)
-    assert_same(student_of(part), student_of(mixed.filling))
+    resumed(part, "trainer.callbacks=null")
+    assert_same_runs(part, mixed.filling)
 
 
 def test_kd_cache_fills_what_training_reads(
@@ -549,8 +556,7 @@ def test_several_teachers_each_with_a_cache(
     only = [f"model.teachers.{name}.cache=only" for name in "ab"]
     reading = run(recipe, *items, *only)
     assert {name: report(reading)[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 0}
-    assert losses(filling) == losses(reading)
-    assert_same(student_of(filling), student_of(reading))
+    assert_same_runs(filling, reading)
     for step, value in losses(live).items():
         assert losses(filling)[step] == pytest.approx(value, abs=5e-3, rel=2e-2)
     capsys.readouterr()

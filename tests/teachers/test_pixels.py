@@ -28,7 +28,7 @@ from kd.teachers.answer_store import AnswerStore, Kind
 from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, CachedViews, Reading
 from tests._helpers import Command, draw_folder
-from tests._runs import assert_same, losses, run, student_of, summary_of
+from tests._runs import assert_same_runs, run, summary_of
 
 SIZE, VIEWS = (32, 32), 2
 JITTER = "data.augment.color_jitter=0.3"
@@ -146,8 +146,7 @@ def test_training_is_the_same_to_the_last_bit(
     calls = made(monkeypatch)
     pixels = run(recipe, *items, "model.teacher.cache_pixels=true")
     assert len(calls) == 2 * 48
-    assert losses(plain) == losses(pixels)
-    assert_same(student_of(plain), student_of(pixels))
+    assert_same_runs(plain, pixels)
     assert len(list((tmp_path / "answers").glob("pixels-*/view-*.bin"))) == 2
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kd.cli import eval_main
 from kd.data.info import DataInfo
 from kd.losses import HintLoss, KDLoss, kd_loss
 from kd.models import Preprocess, StudentSpec, TeacherSpec
@@ -15,7 +14,6 @@ from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.teachers import Ensemble, FrozenTeacher, build_teacher
 from kd.teachers.answer import ALL
-from tests._files import read_json
 from tests._helpers import (
     ARCH,
     CLASSES,
@@ -26,7 +24,7 @@ from tests._helpers import (
     tiny_vit,
     write_recipe,
 )
-from tests._runs import run, run_folders, summary_of
+from tests._runs import evaluated, run, run_folders, summary_of
 
 INFO = DataInfo(list(CLASSES), 48, 16)
 PICTURES = torch.randint(
@@ -110,10 +108,7 @@ def test_an_ensembles_preflight_measures_each_and_all(
     assert summary["teacher"]["params"] == sum(
         m["params"] for m in summary["teacher"]["members"].values()
     )
-    assert eval_main([str(folder)]) == 0
-    assert (
-        read_json(folder / "eval_val.json")["teacher"]["acc1"] == summary["teacher"]["val"]["acc1"]
-    )
+    assert evaluated(folder)["teacher"]["acc1"] == summary["teacher"]["val"]["acc1"]
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from kd.errors import RunError
 from kd.settings import Augment, TierSpec
 from tests._forks import start, status_of, survivors, wait_until
 from tests._helpers import ROOT, Command, draw_folder
+from tests._runs import run_of
 
 ray = pytest.importorskip("ray")
 
@@ -82,7 +83,7 @@ def test_a_run_over_the_tier_that_is_killed_resumes_to_the_last_bit(recipe: Path
 @pytest.mark.timeout(600)
 def test_a_signal_to_the_whole_job_leaves_a_checkpoint(recipe: Path) -> None:
     """Ray's own processes die of it at once; the step is finished and saved all the same."""
-    log, folder = recipe.parent / "log.txt", recipe.parent / "runs" / "tiny" / "000"
+    log, folder = recipe.parent / "log.txt", run_of(recipe)
     items = [
         "config=audit",
         "config=remote_data",

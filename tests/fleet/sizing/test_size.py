@@ -31,6 +31,7 @@ from tests._helpers import (
     save_teacher,
     write_recipe,
 )
+from tests._runs import run_of
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -297,7 +298,7 @@ def test_results_are_read_again_and_an_interrupted_search_resumes(
 def test_the_choice_is_trained(recipe: Path, found: tuple[list[dict], dict | None]) -> None:
     overlay = sizes(recipe) / "000" / "student.yaml"
     assert train_main([f"recipe={recipe}", f"config={overlay}", "trainer.max_epochs=1"]) == 0
-    run = recipe.parent / "runs" / "tiny" / "000"
+    run = run_of(recipe)
     student = read_yaml(run / "config.yaml")["model"]["student"]
     assert student["kwargs"] == found[1]["kwargs"]
 

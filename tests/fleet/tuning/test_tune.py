@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests._runs import run_of
+
 pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
@@ -88,7 +90,7 @@ def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(re
     assert (
         train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
     )
-    summary = summary_of(recipe.parent / "runs" / "tiny" / "000")
+    summary = summary_of(run_of(recipe))
     assert summary["student"]["best_val"]["acc1"] == best.value
     assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
 
