@@ -293,22 +293,6 @@ def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
     assert last_val(runs / "part") == last_val(folder(made))
 
 
-def test_cached_features_teach_as_live_ones(made: Path) -> None:
-    """CacheEntry in half precision; the held-out pictures are looked at live."""
-    runs, dino = made / "runs" / "tiny", made / "dino.safetensors"
-    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(dino), "head": False}
-    items = [f"recipe={made / 'tiny.yaml'}", "model.teachers=null", "model.teacher_of={}", "data.augment.scale=1",
-             f"model.teacher={json.dumps(spec)}"]  # fmt: skip
-    cached = [f"model.teacher.cache_dir={made / 'cache'}", "model.teacher.cache_views=1"]
-    assert main("train", [*items, *cached, "model.teacher.cache=on", "name=cached"]) == 0
-    summary = summary_of(runs / "cached")
-    assert summary["cache"]["answers_read"] > 0
-    live = summary_of(runs / "000")
-    assert summary["student"]["val"]["feature_loss"] == pytest.approx(
-        live["student"]["val"]["feature_loss"], rel=0.2
-    )
-
-
 @pytest.mark.parametrize("head", [False, True])
 def test_targets_do_not_move_while_training(
     head: bool, recipe: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,6 @@ from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
 from kd.tasks import Classification, MultiLabel, Regression
-from tests._files import read_yaml, write_yaml
 from tests._forks import run_ranks
 from tests._helpers import ARCH, CLASSES, TINY, Command, refuses, write_recipe
 from tests._runs import (
@@ -236,10 +235,6 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert "checkpoint.monitor: nothing trains the student's classifier" in refusal(
         "train", [f"recipe={recipe}", "checkpoint.monitor=val/acc1"]
     )
-    config = read_yaml(folder / "config.yaml")
-    config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
-    write_yaml(folder / "config.yaml", config, explicit_end=True)
-    resumed(folder, "trainer.max_epochs=2")
 
 
 # -- single losses ---------------------------------------------------------------------------------------------------

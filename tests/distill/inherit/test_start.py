@@ -260,16 +260,9 @@ def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_stream_of_another_size_gives_the_same_answers(arch: str, sample: torch.Tensor) -> None:
     model = vit(0, arch=arch)
-    logits, tokens = (
-        answers(model, sample),
-        model.forward_intermediates(OURS(sample), norm=False)[1],
-    )
+    logits = answers(model, sample)
     scale_stream(model, 8)
     torch.testing.assert_close(answers(model, sample), logits, rtol=1e-3, atol=1e-4)
-    for before, after in zip(
-        tokens, model.forward_intermediates(OURS(sample), norm=False)[1], strict=True
-    ):
-        torch.testing.assert_close(after, 8 * before, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
@@ -280,5 +273,5 @@ def test_a_students_stream_is_of_size_one_however_small_its_teachers(sample: tor
         scale_stream(teacher, factor)
         inherit(student, teacher, sample)
         size = tokens_before_blocks(student, OURS(sample)).square().mean().sqrt()
-        assert 0.7 < size < 1.5, factor
+        assert 0.7 < size < 1.5
     assert correlation(*students, sample, OURS) > 0.99
