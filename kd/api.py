@@ -155,7 +155,8 @@ def evaluate(
             thread runs one of these functions.
     """
     result = eval_command.run(_request(settings, words, run=run))
-    assert result is not None, "a run is named"
+    if result is None:
+        raise UserError("run: must be a run's folder, its URL, or what kd.train returned")
     return Figures(result.content, result.parts)
 
 

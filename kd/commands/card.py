@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.report.tables import Result
 from kd.run.options import CommandOptions
 from kd.run.request import Request
@@ -42,7 +42,8 @@ def run(request: Request, options: CardOptions) -> Result:
     Licences that were not given are named on stderr; the card says that they are not stated.
 
     Raises:
-        UserError: no finished run, a key that a card does not take, or a folder of ``out=`` that does not exist.
+        UserError: no finished run, a key that a card does not take, a folder of ``out=`` that does not exist, or files of
+            the run that hold other values than a run records.
     """
     from kd.report.card import card
     from kd.report.records import read_run
@@ -62,9 +63,14 @@ def run(request: Request, options: CardOptions) -> Result:
         on_stderr(
             f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated"
         )
-    run = read_run(folder)
-    known = len(run.notes)
-    text = card(run, *licences.values())
+    try:
+        run = read_run(folder)
+        known = len(run.notes)
+        text = card(run, *licences.values())
+    except (AttributeError, LookupError, TypeError) as error:
+        # a run from elsewhere may hold a text in the place of a number
+        problem = f"its files hold values that no run has recorded: {plain(error)}"
+        raise UserError(f"{folder}: {problem}") from error
     for note in dict.fromkeys(run.notes[known:]):
         on_stderr(f"kd-card: {note}")
     for file in files:

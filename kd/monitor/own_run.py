@@ -95,8 +95,11 @@ class OwnRun(Watched):
 
     def class_counts(self, trainer: Trainer) -> dict[str, list[int]]:
         """Pictures of each class, by class id, of ``train`` and ``val``; a split without class ids is left out."""
-        data = RunContext.of(trainer).data
-        counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
+        run = RunContext.of(trainer)
+        classes = len(run.student.data.classes)
+        counts = {}
+        for split in ("train", "val"):
+            counts[split] = _class_counts(run.data.split(split).targets, classes)
         return {split: counted for split, counted in counts.items() if counted}
 
     def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> Json:
@@ -159,14 +162,16 @@ def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
     return float_logits(logits.get(ALL)) if first is None else first
 
 
-def _class_counts(targets: Sequence[Target]) -> list[int]:
-    """Pictures of each class, by class id; [] where targets are no class ids, or one of them is negative (no label)."""
+def _class_counts(targets: Sequence[Target], classes: int) -> list[int]:
+    """Pictures of each of so many classes, by class id, of one without any 0; [] where targets are no class ids, or one of
+    them is negative (no label).
+    """
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)
         is_list = ids.ndim == 1 and len(ids) > 0
         are_whole = np.issubdtype(ids.dtype, np.integer)
         if is_list and are_whole and ids.min() >= 0:
-            return np.bincount(ids).tolist()
+            return np.bincount(ids, minlength=classes).tolist()
     return []
 
 

@@ -88,8 +88,9 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Char
 
 
 def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
-    """The last value of a metric in each epoch that has one, in order; epochs from 0."""
-    rows = [row for row in run.metrics if metric in row and "epoch" in row]
+    """The last value of a metric in each epoch that has one, in order, NaN left out; epochs from 0."""
+    known = (row for row in run.metrics if not math.isnan(row.get(metric, math.nan)))
+    rows = [row for row in known if "epoch" in row]
     return dict(sorted({row["epoch"]: row[metric] for row in rows}.items()))
 
 

@@ -110,7 +110,7 @@ class Facts(StepFacts):
             return self.run.summary.get("epochs")
         newest = self.steps[-1]
         done = ratio(newest["step"] + 1, self.batches_per_epoch)
-        epoch = newest["epoch"]
+        epoch = newest.get("epoch", math.floor(done))
         # outside of its epoch in a run that was resumed with more or fewer batches an epoch
         return min(max(done, epoch), epoch + 1)
 
@@ -325,7 +325,8 @@ class Facts(StepFacts):
             return exported[metric]
         best = min if less_is_better(metric) else max
         column = f"val/{metric}"
-        return best((row[column] for row in self.run.metrics if column in row), default=None)
+        values = (row.get(column, math.nan) for row in self.run.metrics)
+        return best((value for value in values if not math.isnan(value)), default=None)
 
     def exports_its_start(self) -> bool:
         """Whether the student is exported as it was before the first step (best epoch 0).

@@ -250,7 +250,7 @@ class StepFacts:
         rows = []
         for sample in self.run.samples[node]:
             use = sample["cpu"]
-            if usable is not None:
+            if isinstance(usable, list):
                 use = [use[core] for core in usable if core < len(use)]
             rows.append(use)
         return rows

@@ -283,16 +283,6 @@ def test_two_processes_measure_and_learn_as_one(probed: Path, made: Path) -> Non
     assert last_val(runs / "both") == pytest.approx(last_val(runs / "alone"), rel=1e-3)
 
 
-def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
-    """The targets' standardisation is of a sample before the first step: a resumed run keeps it."""
-    runs, recipe = made / "runs" / "tiny", f"recipe={made / 'tiny.yaml'}"
-    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 9}})
-    items = [recipe, "name=part", "checkpoint.every_n_steps=1", f"trainer.callbacks+={stop}"]
-    assert main("train", items) == 1
-    assert main("train", [f"resume={runs / 'part'}", "trainer.callbacks=null"]) == 0
-    assert last_val(runs / "part") == last_val(folder(made))
-
-
 @pytest.mark.parametrize("head", [False, True])
 def test_targets_do_not_move_while_training(
     head: bool, recipe: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,13 @@ class Nets:
         return Net(num_classes, self.width, self.form)
 
 
+class Keeper(Nets):
+    """Keeps more than its arguments."""
+
+    def __init__(self) -> None:
+        self.made = Net(4, 8, "tensor")
+
+
 OURS = [
     "model.student.builder=tests.models.test_own_models.Nets", "model.student.mean=[0.5,0.5,0.5]",
     "model.student.std=[1,1,1]",

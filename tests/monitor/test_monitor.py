@@ -16,7 +16,7 @@ from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
 from kd.monitor.keys import MonitorSpec
 from kd.monitor.loop import PlainLoop
-from kd.monitor.own_run import OwnRun
+from kd.monitor.own_run import OwnRun, _class_counts
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.results import BeginResults, WatchedResults
@@ -45,6 +45,11 @@ def shares(run: RunRecords) -> dict[str, float]:
     phases = Explained(run).facts.phases
     step = sum(phases.values())
     return {name: ms / step for name, ms in phases.items()}
+
+
+def test_a_class_without_pictures_counts_as_one() -> None:
+    """The last one, too: no picture names it."""
+    assert _class_counts([0, 0, 2], 4) == [2, 0, 1, 0]
 
 
 def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) -> None:

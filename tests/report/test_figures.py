@@ -1,5 +1,6 @@
 """The numbers below a page's charts and tables, from records written by hand."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from kd.proof.paired import PairedCounts, tango_interval
 from kd.report.card import card
-from kd.report.charts import heat, metric_lines, phase_chart
+from kd.report.charts import by_epoch, heat, metric_lines, phase_chart
 from kd.report.comparison import label
 from kd.report.evaluated import exports_parts, labels_alone_table
 from kd.report.facts import Facts
@@ -54,6 +55,13 @@ def test_epochs_of_a_run_that_was_resumed_on_twice_the_processes() -> None:
     steps += [{"step": 500 + n, "epoch": 5 + n // 50, "p": {}} for n in range(60)]
     run = RunRecords(Path("food/7"), headers={0: {"batches_per_epoch": 50}}, steps={0: steps})
     assert Facts(run).epochs_done == 7
+
+
+def test_a_metric_that_was_nan_at_first_is_no_best_one() -> None:
+    rows = [{"epoch": n, "val/r2": value} for n, value in enumerate([math.nan, 0.5, 0.6])]
+    run = RunRecords(Path("food/7"), summary={"primary": "r2"}, metrics=rows)
+    assert Facts(run).best_val() == 0.6
+    assert by_epoch(run, "val/r2") == {1: 0.5, 2: 0.6}
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:

@@ -265,8 +265,8 @@ def test_a_teacher_serves_all_trials_only_where_they_share_its_pictures(
     space = {"optim.lr": "[0.1]", "data.val_fraction": "[0.1, 0.2]", "seed": "[1, 2]"}
     for key, values in space.items():
         planned = plan(Request(str(recipe), overrides=[f"search.{key}={values}"]))
-        shares = key == "optim.lr"
-        assert search._teacher_of_all(planned) == ["model.teacher.checkpoint=t"] * shares
+        found = search._teacher_of_all(planned)
+        assert found == ["model.teacher.checkpoint=t"] * (key == "optim.lr")
 
 
 def test_without_optuna_one_line_names_the_extra(
