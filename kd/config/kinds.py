@@ -122,7 +122,7 @@ class Range:
     """Bounds, joined by ``and``: a sign of :data:`COMPARED`, a blank, a number."""
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value: "must be > 0"; "" for a number that is inside, and for what is no number.
+        """What is wrong with a value: "must be > 0"; "" for a number that is inside, and for a value of another type.
 
         Of a list or dict each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
         """

@@ -446,7 +446,7 @@ class MLKDLoss(LogitLoss):
     weight: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the temperatures; a ValueError where there is none, or one is not above 0."""
+        """Checks the temperatures; a ValueError without any, or where one is not above 0."""
         super().__post_init__()
         if not self.temperatures:
             raise ValueError("temperatures must hold at least one, got none")

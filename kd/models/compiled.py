@@ -70,6 +70,7 @@ def _keep_compiled_code() -> None:
     files: that is replaced.
     """
     given = Path(os.environ.get(KEPT_IN, ""))
-    is_torchs = given.name.startswith("torchinductor_") and given.parent == Path(gettempdir())
+    is_temporary = given.parent == Path(gettempdir())
+    is_torchs = given.name.startswith("torchinductor_") and is_temporary
     if is_torchs or not given.name:
         os.environ[KEPT_IN] = str(cache_dir() / "compiled")

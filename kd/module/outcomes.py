@@ -31,7 +31,7 @@ class PictureOutcomes:
     ) -> None:
         """Adds a batch: logits ``(N, C, ...)`` of both, targets ``(N, ...)``, the pictures' numbers ``(N,)``.
 
-        Unusable answers are counted in :attr:`invalid`. ``teacher`` is None where there is none; then ``of("teacher")`` is
+        Unusable answers are counted in :attr:`invalid`. ``teacher`` is None for a run without one; then ``of("teacher")`` is
         None.
         """
         for model, answer in (("student", student), ("teacher", teacher)):

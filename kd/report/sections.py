@@ -197,11 +197,18 @@ def status(run: RunRecords) -> str:
     """
     if "status" in run.summary:
         return str(run.summary["status"])
-    times = [header.get("t", 0.0) for header in run.headers.values()]
-    times += [steps[-1]["t"] for steps in run.steps.values() if steps]
-    times += [samples[-1]["t"] for samples in run.samples.values()]
-    silent_s = time.time() - max(times, default=0.0)
-    return "running" if silent_s < RUNNING_S else "ended early"
+    times = [0.0]
+    for header in run.headers.values():
+        times.append(header.get("t", 0.0))
+    for steps in run.steps.values():
+        if steps:
+            times.append(steps[-1]["t"])
+    for samples in run.samples.values():
+        times.append(samples[-1]["t"])
+    silent_s = time.time() - max(times)
+    if silent_s < RUNNING_S:
+        return "running"
+    return "ended early"
 
 
 def _progress(facts: Facts) -> list[Card]:

@@ -149,7 +149,7 @@ def _needs(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], st
 def _check_processes(config: Mapping[str, Any]) -> None:
     """Refuses GPUs on a machine that surely has none (known on Linux alone), and ZeRO and FSDP in a single process.
 
-    How many processes there will be is told from settings and machine. In the job of a launcher nothing is refused: it may
+    Settings and machine decide how many processes there will be. In the job of a launcher nothing is refused: it may
     start the processes on other machines.
 
     Args:

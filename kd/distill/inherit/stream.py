@@ -289,7 +289,7 @@ def reset_norms(student: ViT) -> None:
 
 
 def factor_to_one(streams: list[Tensor], norm: nn.Module) -> float:
-    """The power of two, at least 1, that brings a stream's root mean square nearest to 1.
+    """The power of two, at least 1, that brings a stream's root mean square nearest to 1; of a stream of 0 or NaN 1.
 
     Args:
         streams: ``(N, L, D)`` each.
@@ -297,7 +297,9 @@ def factor_to_one(streams: list[Tensor], norm: nn.Module) -> float:
     """
     mean_squares = [seen_by_norms(stream, norm).square().mean() for stream in streams]
     size = torch.stack(mean_squares).mean().sqrt().item()
-    return 2.0 ** max(0, round(-math.log2(size)))
+    if not 0 < size < 1:
+        return 1.0
+    return 2.0 ** round(-math.log2(size))
 
 
 def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
