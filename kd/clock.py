@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, contextmanager, suppress
+from contextlib import ContextDecorator, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from kd.report.records import PHASES
 # the phase of all that no other one covers: callbacks, loggers, the training loop itself; in a loop without Lightning
 # (kd.Monitor) that phase is "rest"
 REST = "logging"
+ASIDE = "outside of the step: "
+"""How the ranges of scopes begin in kernel profiles."""
 PENDING = 64  # ended steps that may wait for the device; at so many, take() waits for the oldest
 
 
@@ -77,6 +79,7 @@ class Clock:
         self._spare: list[Any] = []  # events to record again
         self._open = [REST]  # phases, the innermost last
         self.scope: str | None = None
+        self._range_of_scope = ExitStack()
         self._thread = threading.get_ident()
         self._schedstat: int | None = None
         # the kernel's account of this thread (Documentation/scheduler), in ns
@@ -212,12 +215,16 @@ class Clock:
         """Opens a scope: from now on all time counts as ``scope`` (``validation``), except in the phase ``checkpoint``.
 
         A scope is no phase of the step, but :attr:`StepTimes.host_ms` includes its time. None ends the scope, and the open
-        phase counts again. Scopes do not nest: a second one replaces the first, and after None no scope is open.
+        phase counts again. Scopes do not nest: a second one replaces the first, and after None no scope is open. Where
+        torch's profiler records, a scope is a range there (:data:`ASIDE`).
         """
         self._mark()
         self._leave_scope_out()
         self.scope = scope
         self._data_begins()
+        self._range_of_scope.close()
+        if scope is not None and torch.autograd._profiler_enabled():
+            self._range_of_scope.enter_context(torch.profiler.record_function(ASIDE + scope))
 
     def _leave_scope_out(self) -> None:
         """Takes the waits for a core since the last call out of the step's ``ready_ms``, where they fell into a scope.

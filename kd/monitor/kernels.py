@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch.profiler import ProfilerActivity
 
 from kd.callbacks.hooks import Closing
-from kd.clock import outside_of_the_step
+from kd.clock import ASIDE, outside_of_the_step
 from kd.monitor.watched import Watched, device_of
 from kd.report.records import Writer
 from kd.storage.elsewhere import Json
@@ -149,6 +149,8 @@ class Kernels(Closing):
 def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     """Which operations took the time of a profiled window, as ``records/kernels.rank<r>.jsonl`` has it.
 
+    What ran outside of the steps (:data:`kd.clock.ASIDE`), such as a validation between two of them, does not count.
+
     Args:
         events: of ``torch.profiler.profile.events()``.
         steps: batches in the window.
@@ -160,19 +162,24 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
         :func:`_busy_share`; None on a CPU. Shares are in [0, 1].
     """
     events = list(events)
-    user = [
-        e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU
-    ]
-    ranges = sorted(
+    named = [
         (e.time_range.start, e.time_range.end, e.name)
-        for e in user
-        if not e.name.startswith(NO_RANGES)
-    )
+        for e in events
+        if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU
+    ]
+    ranges = sorted(one for one in named if not one[2].startswith(NO_RANGES))
+    asides = [(start, end) for start, end, name in named if name.startswith(ASIDE)]
+    operations = [
+        e
+        for e in events
+        if not e.is_user_annotation
+        and not any(start <= e.time_range.start <= end for start, end in asides)
+    ]
     starts = [start for start, _, _ in ranges]
     time_ms: dict[tuple[str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str], int] = defaultdict(int)
-    for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU or event.is_user_annotation:
+    for event in operations:
+        if event.device_type != torch.autograd.DeviceType.CPU:
             continue
         spent = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1000
         if spent > 0:
@@ -197,7 +204,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
     return {
         "top": rows,
         "groups": {k: round(v, 4) for k, v in groups.items()},
-        "busy": _busy_share(events) if cuda else None,
+        "busy": _busy_share(operations, asides) if cuda else None,
     }
 
 
@@ -231,22 +238,24 @@ def kind_of_work(operation: str) -> str:
     )
 
 
-def _busy_share(events: list[Any]) -> float | None:
+def _busy_share(operations: list[Any], asides: list[tuple[float, float]]) -> float | None:
     """The share of time, in [0, 1], in which a kernel or a copy runs on the GPU; None without CUDA events.
 
-    The time is that from the first one's start to the last one's end. Those that overlap count once: their spans are
-    joined in order of their start.
+    The time is that from the first one's start to the last one's end, without the ``asides`` that begin in it (start and
+    end of each, in microseconds). Those that overlap count once: their spans are joined in order of their start.
     """
     spans = sorted(
         (e.time_range.start, e.time_range.end)
-        for e in events
-        if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
+        for e in operations
+        if e.device_type == torch.autograd.DeviceType.CUDA
     )
     if not spans:
         return None
     covered = 0.0
-    reached = spans[0][0]
+    first, _ = spans[0]
+    reached = first
     for start, end in spans:
         covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return round(covered / max(1e-9, reached - spans[0][0]), 4)
+    aside = sum(end - start for start, end in asides if first < start < reached)
+    return round(min(1.0, covered / max(1e-9, reached - first - aside)), 4)

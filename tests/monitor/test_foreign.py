@@ -55,14 +55,10 @@ class Meanwhile(Callback):
 
 
 class Skipping(Classifier):
-    """Skips the rest of the first epoch, or of every epoch, at its third batch."""
-
-    def __init__(self, every_epoch: bool = False) -> None:
-        super().__init__()
-        self.every_epoch = every_epoch
+    """Skips the rest of the first epoch at its third batch."""
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> int | None:
-        if (self.every_epoch or self.trainer.current_epoch == 0) and batch_idx == 2:
+        if self.trainer.current_epoch == 0 and batch_idx == 2:
             return -1
         return None
 
@@ -85,18 +81,16 @@ def test_a_batch_that_is_skipped_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_skipped_is_no_step(tmp_path: Path) -> None:
-    """Three of seven batches are fetched and not trained, of which the profiler would count one."""
-    watch = kd.Monitor(tmp_path / "run", kernels_at=4, kernels_steps=2)
-    trainer_with(watch, max_epochs=3, limit_train_batches=3).fit(
-        Skipping(every_epoch=True), loader(4)
-    )
-    trained = [0, 1, 3, 4, 6, 7]
+    """The third of nine batches is fetched and not trained. The profiler counts neither it nor the validation."""
+    watch = kd.Monitor(tmp_path / "run", kernels_at=1, kernels_steps=5)
+    trainer_with(watch, max_epochs=3, limit_train_batches=3).fit(Skipping(), loader(4), loader(4))
+    trained = [0, 1, 3, 4, 5, 6, 7, 8]
     run = read_run(tmp_path / "run")
     assert [record["step"] for record in run.steps[0]] == trained
     assert [record["step"] for record in run.steps[0] if record.get("first")] == [0, 3, 6]
     assert run.totals[0]["steps"] == len(trained) - 1  # the run's first step warms up
     (window,) = run.kernels
-    assert (window["first"], window["last"]) == (4, 6)
+    assert (window["first"], window["last"]) == (1, 6)
     (layer,) = [row for row in window["top"] if row["name"] == "aten::addmm"]
     assert layer["calls"] == 1
 
