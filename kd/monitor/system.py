@@ -13,6 +13,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.errors import first_line
 from kd.machine import core_ids
 from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
@@ -74,8 +75,10 @@ class Gpus:
         return None
 
     def names(self) -> list[str]:
-        """Names of the GPUs, in the order of their samples."""
-        names = (self._nvml.nvmlDeviceGetName(handle) for handle in self._handles)
+        """Names of the GPUs, in the order of their samples; "GPU" where NVML hides one."""
+        names = (
+            self._query(self._nvml.nvmlDeviceGetName, handle) or "GPU" for handle in self._handles
+        )
         return [name.decode() if isinstance(name, bytes) else name for name in names]
 
     def read(self) -> list[Json]:
@@ -322,7 +325,18 @@ class System(Callback):
         self._thread.start()
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
-        """Thread, one a machine: writes a sample every ``interval_s`` seconds while :attr:`on`, until the training ends.
+        """Thread, one a machine: samples until the training ends (:meth:`_sample`, whose arguments these are).
+
+        What ends it before, such as a full disk, is reported; the training goes on without samples.
+        """
+        try:
+            self._sample(folder, node, ranks, gpus)
+        except Exception as error:
+            self.newest = {}
+            self.watched.report(f"the machine is sampled no more: {first_line(error)}")
+
+    def _sample(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
+        """Writes a sample every ``interval_s`` seconds while :attr:`on`, until the training ends.
 
         Args:
             folder: of the run.

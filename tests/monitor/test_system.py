@@ -7,17 +7,19 @@ import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from pytorch_lightning import Callback, Trainer
 
 from kd.monitor.system import Gpus, System, SystemReader
+from kd.report.records import Writer
 from tests._runs import callback, newest_run
 from tests._runs import run as trained
 
 
 class FakeNVML(ModuleType):
-    """Two GPUs; the second throttles for heat and can't tell its power."""
+    """Two GPUs; the second throttles for heat and can't tell its power, nor its name."""
 
     nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
     nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
@@ -36,6 +38,7 @@ class FakeNVML(ModuleType):
         return known.index(uuid)
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
+        self.nvmlDeviceGetPowerUsage(handle)
         return b"Fake H1"
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
@@ -59,7 +62,7 @@ class FakeNVML(ModuleType):
 def test_every_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML("pynvml"))
     gpus = Gpus(["aa", "bb", "", "bb"])
-    assert gpus.names() == ["Fake H1", "Fake H1"]
+    assert gpus.names() == ["Fake H1", "GPU"]
     first, second = gpus.read()
     assert first == {"util": 90, "mem": 25.0, "mem_mb": 1024, "w": 300, "mhz": 1500}
     assert second["throttle"] == ["heat"]
@@ -126,17 +129,20 @@ def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path: Path) -> None:
+def test_a_refused_command_file_ends_no_sampling_and_a_full_disk_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
     (tmp_path / "monitor").mkdir()  # as a file that is too large
     (tmp_path / "records").mkdir()
-    system = System(SimpleNamespace(), 0.05)  # type: ignore[arg-type]
+    system = System(SimpleNamespace(report=said.append), 0.05)  # type: ignore[arg-type]
     thread = threading.Thread(target=system._run, args=(tmp_path, 0, [os.getpid()], [""]))
     thread.start()
     time.sleep(0.5)
-    assert thread.is_alive()
-    system._stop.set()
-    thread.join()
-    assert system.newest["cpu"]
+    assert thread.is_alive() and system.newest["cpu"]
+    monkeypatch.setattr(Writer, "write", mock.Mock(side_effect=OSError("full")))
+    thread.join(10)
+    assert (said, system.newest) == (["the machine is sampled no more: full"], {})
 
 
 def test_loader_workers_are_watched(recipe: Path) -> None:
