@@ -12,34 +12,18 @@ from typing import Any
 MOST = 3
 """Suggestions in a message."""
 FILE = Path(__file__).with_name("words.json")
-"""Words of other programs: ``keys`` (words -> our keys that may be meant, the likeliest first; ``{loss}`` in a key is each
-of the recipe's losses), ``needless`` (words or keys that no setting replaces -> why; after ``option:`` a command's own),
-``architecture`` (timm's arguments of an architecture, which go below ``kwargs``) and ``meant`` (words for these),
-``optimizer`` (arguments of optimizers, below ``optim.kwargs``), ``groups`` (a group -> the setting that a plain value in
-its place is meant for), ``values`` (setting -> word -> ours), ``reasons`` (setting -> value, ``*`` for any -> why a run
-can't use it). And ``idle``: settings that others switch off, by a pattern of their keys; whether ``any``, ``all`` or
-``none`` ``of`` the deciding settings must be on for something to read them (of none: nothing ever does); why."""
+"""Words of other programs: ``keys`` (word -> our keys that may be meant, the likeliest first; ``{loss}`` in a key is each of
+the recipe's losses, ``{side}`` teacher or student), ``needless`` (a word or key that no setting replaces -> why; after
+``option:`` a command's own), ``groups`` (a group -> the setting that a plain value in its place is meant for), ``values``
+(setting -> word -> ours), ``reasons`` (setting -> value, ``*`` for any -> why a run can't use it). And ``idle``: settings
+that others switch off, by a pattern of their keys; whether ``any``, ``all`` or ``none`` ``of`` the deciding settings must
+be on for something to read them (of none: nothing ever does); why."""
 
 
 @cache
 def words() -> dict[str, Any]:
-    """The content of :data:`FILE`, prepared for look-up: ``keys`` and ``needless`` by single words, where the file has
-    several words in one entry; ``keys`` also has the arguments of architectures and optimizers.
-    """
+    """The content of :data:`FILE`."""
     table: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
-    keys: dict[str, list[str]] = {}
-    for several, names in table["keys"].items():
-        for word in several.split():
-            keys.setdefault(word, []).extend(names)
-    for word in table["optimizer"].split():
-        keys[word] = [f"optim.kwargs.{word}"]
-    for word in table["architecture"].split():
-        argument = table["meant"].get(word, word)
-        keys[word] = [f"model.{{side}}.kwargs.{argument}"]
-    table["keys"] = keys
-    table["needless"] = {
-        word: why for several, why in table["needless"].items() for word in several.split()
-    }
     return table
 
 
@@ -63,20 +47,18 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
     >>> suggest("model.student.drop_path_rate", [])
     ['model.student.kwargs.drop_path_rate']
     """
-    known = list(accepted)
+    known = dict.fromkeys(accepted)
     side = "teacher" if "teacher" in key else "student"
     losses = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
-    names_of_losses = dict.fromkeys(losses or ["kd"])
-    meant: dict[str, list[str]] = {}
-    for word, keys in words()["keys"].items():
-        meant[word] = []
-        for name in keys:
-            for loss in names_of_losses:
-                full = name.format(loss=loss, side=side)
-                if full in known or ".kwargs." in full:
-                    meant[word].append(full)
+    by_last: dict[str, list[str]] = {}
     for name in known:
-        meant.setdefault(name.rpartition(".")[2], []).append(name)
+        by_last.setdefault(name.rpartition(".")[2], []).append(name)
+
+    def meant(word: str) -> list[str]:
+        """The keys that a word may mean: those of the table, and those that end in it."""
+        of_table = words()["keys"].get(word, ())
+        full = [name.format(loss=loss, side=side) for name in of_table for loss in losses or ["kd"]]
+        return [name for name in full if name in known or ".kwargs." in name] + by_last.get(word, [])
 
     *above, last = key.lower().replace("-", "_").split(".")
     parts = last.split("_")
@@ -86,18 +68,15 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
         for size in range(count, 0, -1)
         for first in range(count - size, -1, -1)
     ]
-    candidates: list[str] = next((meant[run] for run in runs if meant.get(run)), [])
+    candidates = next(filter(None, map(meant, runs)), [])
     if not candidates:
-        near_words = difflib.get_close_matches(last, meant, MOST, 0.75)
-        candidates = [name for word in near_words for name in meant[word]]
+        near_words = difflib.get_close_matches(last, {**words()["keys"], **by_last}, MOST, 0.75)
+        candidates = [name for word in near_words for name in meant(word)]
     if not candidates:
         candidates = difflib.get_close_matches(key, known, 1, 0.75)
 
     context = {*above, *parts}
-    shared = {}
-    for name in candidates:
-        *groups, _ = name.split(".")
-        shared[name] = len(context.intersection(groups))
+    shared = {name: len(context.intersection(name.split(".")[:-1])) for name in candidates}
     most_shared = max(shared.values(), default=0)
     likeliest = [name for name, count in shared.items() if count == most_shared and name != key]
     return likeliest[:MOST]
