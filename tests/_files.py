@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from kd.run.files import FAST
+from kd.run.files import Dumper
 
 
 def read_json(file: Path) -> Any:
@@ -27,7 +27,7 @@ def write_json(file: Path, content: Any) -> None:
 
 def write_yaml(file: Path, content: Any, **options: bool) -> None:
     """Writes a YAML file anew, with PyYAML's options."""
-    file.write_text(yaml.dump(content, Dumper=FAST, **options))
+    file.write_text(yaml.dump(content, Dumper=Dumper, **options))
 
 
 def json_lines(file: Path) -> list[Any]:

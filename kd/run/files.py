@@ -12,7 +12,7 @@ import yaml
 
 from kd.config.trees import leaves
 from kd.errors import UserError
-from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
+from kd.storage.elsewhere import NUMBERS, BoundedLoader, text_of, yaml_of
 
 
 class _Strict(BoundedLoader):
@@ -53,7 +53,15 @@ def read_settings(file: Path) -> dict[Any, Any]:
     return content
 
 
-FAST: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_Plain: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class Dumper(_Plain):
+    """Writes plain values so that :func:`kd.storage.elsewhere.yaml_of` reads the same: a text ``1e5`` gets quotes."""
+
+
+for _tag, _pattern in NUMBERS.items():
+    Dumper.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list("-+.0123456789"))
 BEGIN, END = "---\n", "...\n"
 """Of a run's ``config.yaml``; without the second one it was cut short."""
 
@@ -61,7 +69,7 @@ BEGIN, END = "---\n", "...\n"
 def as_yaml(config: Mapping[str, Any]) -> str:
     """Resolved settings as text; read again they are the same. The first line names Lightning's version, for people."""
     header = f"# pytorch_lightning=={version('pytorch-lightning')}\n"
-    text = yaml.dump(dict(config), Dumper=FAST, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
     return f"{BEGIN}{header}{text}{END}"
 
 

@@ -4,7 +4,6 @@ A *recipe* is a YAML file of settings; an *overlay* (``config=NAME``) is another
 word ``KEY=VALUE``; a *flag* takes no value (:data:`FLAGS`). ``rest`` holds all other words: runs, files, pictures.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,8 @@ FLAGS = ("-h", "--help", "--trust")
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
 """``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
+LINE = 10**9
+"""Characters of the longest word."""
 NAMED = ("teachers", "distill_losses", "taps", "channel")
 """Settings, and a key of ``kd-launch``, whose entries have names of the user's own, in which a hyphen is one."""
 
@@ -369,5 +370,7 @@ def as_word(key: str, value: object) -> str:
     """
     if isinstance(value, str):
         return f"{key}={value}"
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, sort_keys=False)
+    text = yaml.dump(
+        value, None, files.Dumper, default_flow_style=True, width=LINE, sort_keys=False
+    )
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"

@@ -37,14 +37,20 @@ LARGEST_WEIGHTS = 128 * 2**30
 """Bytes of a teacher's weights, of its answers in one file, or of a training checkpoint."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
+DATE = "tag:yaml.org,2002:timestamp"
 NODES = 100_000  # of YAML, each alias counted as what it stands for
 TEXT_OF_A_VALUE = 50
 """Characters of a YAML value and its dotted key that count as a value more: a long one behind many aliases would be written
 out for each, and a long key for each value below it."""
 LARGEST_YAML = 2 * 2**20  # characters; a reader in Python takes seconds for each of these
+NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(0|[1-9]\d*|0x[\da-fA-F]+)",
+    "tag:yaml.org,2002:float": r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?|[-+]?\.inf|\.nan",
+}
+"""Numbers as YAML 1.2 writes them. PyYAML reads those of YAML 1.1, where 1:30 is 90, 010 is 8, 1_0 is 10 and 1e-8 a text."""
 LONGEST_NUMBER = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 100}
-"""Characters of a number in YAML: the time for numbers to the base of 60 grows with the square of their length, and that
-for keys of equal hashes, which are longer whole numbers, with the square of their count."""
+"""Characters of a number in YAML: the time for keys of equal hashes, which are longer whole numbers, grows with the square
+of their count."""
 READ_OTHERWISE = frozenset("\t!?|>\ufeff")
 """Characters that libyaml reads otherwise than PyYAML's own parser does, in some places."""
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
@@ -52,6 +58,8 @@ NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 class BoundedLoader(yaml.SafeLoader):
     """Plain values alone; aliases of aliases grow without bound as soon as anyone walks through them.
+
+    Numbers are those of :data:`NUMBERS`, and a date is a text, as a folder may have its name.
 
     Args:
         stream: the whole document.
@@ -102,6 +110,14 @@ class BoundedLoader(yaml.SafeLoader):
         return root
 
 
+BoundedLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (*NUMBERS, DATE)]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in NUMBERS.items():
+    BoundedLoader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list("-+.0123456789"))
+
+
 def _check_count(count: int) -> None:
     """Refuses a document of more values than :data:`NODES`; a ComposerError."""
     if count > NODES:
@@ -111,12 +127,15 @@ def _check_count(count: int) -> None:
 def yaml_of(text: str, loader: type[BoundedLoader] = BoundedLoader) -> Any:
     """Plain values from YAML; no tag makes an object.
 
+    >>> yaml_of("[1e-8, 010, 1:30, 2026-12-01]")
+    [1e-08, '010', '1:30', '2026-12-01']
+
     Args:
         text: the whole document.
         loader: bounds how many values there are, each alias counted as what it stands for.
 
     Returns:
-        Mappings, lists, texts, numbers, truth values, dates, bytes, sets; None for an empty text.
+        Mappings, lists, texts, numbers, truth values, bytes, sets; None for an empty text.
 
     Raises:
         ValueError: not YAML, a tag on a value of another kind, more than :data:`LARGEST_YAML` characters, too many values
