@@ -220,8 +220,8 @@ class SplitFacts(NamedTuple):
     """Of what the pictures are, whatever their labels; it names a teacher's cache. It changes when a picture's content does.
     A pack's is the same wherever the pack lies; that of all other splits changes with the folder."""
     identity: str
-    """Of file names, sizes and labels: the same wherever the files lie. A resumed run must find it unchanged
-    (:func:`kd.data.datamodule.check_same_samples`); times of change do not count."""
+    """Of the names and labels of files and the sizes of these and their masks: the same wherever the files lie. A resumed
+    run must find it unchanged (:func:`kd.data.datamodule.check_same_samples`); times of change do not count."""
 
 
 def split_facts(split: Split) -> SplitFacts:
@@ -234,9 +234,10 @@ def split_facts(split: Split) -> SplitFacts:
         key = f"{name}\0{stamp}"
         if hasattr(whole, "key"):  # a pack's: the same wherever it lies
             key = whole.key(j)
-        size = 0  # of pictures in a shard or a table
+        size: int | str = 0  # of pictures in a shard or a table
         if isinstance(whole, FileSplit):
-            size = int(stamp.partition("\0")[0] or 0)
+            *sizes_and_times, _ = stamp.split("\0")
+            size = " ".join(sizes_and_times[::2]) or 0
         else:
             with suppress(OSError):
                 size = Path(name).stat().st_size

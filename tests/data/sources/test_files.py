@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kd.data.sources.base import Subset
-from kd.data.sources.files import FileSplit, printable, said
+from kd.data.sources.files import FileSplit
 from tests._helpers import draw_picture
 
 
@@ -17,9 +17,3 @@ def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: P
     assert split.stamp(0).startswith(f"{paths[0].stat().st_size}\0")
     assert FileSplit(["none"], [0]).stamp(0) == ""
     assert some.stamp(0) == split.stamp(2) != split.stamp(0)
-
-
-def test_names_and_left_out_files_are_printable() -> None:
-    assert printable("caf\udce9.jpg") == "caf\\udce9.jpg"
-    assert said({}) == ""
-    assert said({".txt": 1, ".heic": 20}).startswith("; left out: 20 of .heic")
