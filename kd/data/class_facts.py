@@ -42,12 +42,13 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
             label_column, *names = table.fieldnames or [""]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{key} can't be read as CSV: {error}") from error
-    columns = {name.strip(): name for name in names if name.strip()}
+    named = [name for name in names if name.strip()]
+    columns = {name.strip(): name for name in named}
     if not rows or not columns:
         raise UserError(
             f"{key} needs a header (class, name of a number, ...) and rows (a class, its numbers)"
         )
-    if len(columns) < len([name for name in names if name.strip()]):
+    if len(columns) < len(named):
         raise UserError(f"{key} names a number twice: {', '.join(map(str.strip, names))}")
     ids = {name: i for i, name in enumerate(info.classes)}
     facts: ClassFacts = {name: [None] * len(ids) for name in columns}

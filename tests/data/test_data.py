@@ -45,10 +45,6 @@ def global_batches(
     return [[i for share in shares for i, _ in share] for shares in zip(*samplers, strict=True)]
 
 
-def test_the_order_is_the_same_for_every_world_size() -> None:
-    assert global_batches(1, 5) == global_batches(2, 5) == global_batches(3, 5)
-
-
 def test_every_epoch_has_its_own_order_and_no_sample_twice() -> None:
     first, second = (sum(global_batches(2, e), []) for e in (0, 1))
     assert first != second
@@ -188,16 +184,6 @@ def test_class_ids_come_from_train(tmp_path: Path) -> None:
     assert source.classes == list(CLASSES)
 
 
-@pytest.mark.parametrize("make", ["nothing", "empty", "no pictures"])
-def test_missing_and_empty_folders_are_named(make: str, tmp_path: Path) -> None:
-    if make != "nothing":
-        (tmp_path / "train").mkdir()
-    if make == "no pictures":
-        (tmp_path / "train" / "a").mkdir()
-    with refuses(r"data.source.root: .*train"):
-        ImageFolder(str(tmp_path)).load("train")
-
-
 def test_food101_as_torchvision_lays_it_out(tmp_path: Path) -> None:
     """The download can't run here; the same class reads a folder in its layout."""
     root = tmp_path / "food-101"
@@ -231,8 +217,11 @@ def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:
     assert source.classes == list(CLASSES)
     assert decode(train.read(0)).shape == (3, 40, 44)
     assert len(source.load("val").targets) == 16
-    with refuses("data.source: "):
-        HuggingFace(str(pictures / "none")).load("train")
+    assert not source.has("other")
+    with refuses("split: no pictures of 'other' in .*, which has the splits train, val"):
+        source.load("other")
+    with refuses("data.source: .*Unknown split .holdin"):  # it was held out of train
+        HuggingFace(str(pictures), val="holdin").load("val")
 
 
 def test_a_row_without_a_label_is_named_and_a_column_of_splits_is_not_read(tmp_path: Path) -> None:
@@ -266,20 +255,16 @@ def test_a_folder_of_the_same_name_is_another_data_set(tmp_path: Path) -> None:
         columns = {"image": [str(tmp_path / "a.png")] * count, "label": ["a", "b", "a"][:count]}
         datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
         assert len(HuggingFace(str(folder)).load("train").targets) == count
-    columns = {"image": [str(tmp_path / "a.png")] * 5, "label": ["a", "b", "a", "a", "b"]}
+    images = [None, *columns["image"], str(tmp_path / "a.png")]
+    columns = {"image": images, "label": ["a", "b", "a", "a", "b"]}
     datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train.parquet"))
-    assert len(HuggingFace(str(folder)).load("train").targets) == 5, "the file has changed"
+    changed = HuggingFace(str(folder)).load("train")
+    assert len(changed.targets) == 5, "the file has changed"
+    with pytest.raises(OSError, match="its row has no picture"):
+        changed.read(0)
     for split in ("val", "test"):  # other pictures, with the same labels
         datasets.Dataset.from_dict(columns).to_parquet(str(folder / f"{split}.parquet"))
     assert usual_split(Splits(HuggingFace(str(folder)), DataSpec())) == "test"
-
-
-def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path) -> None:
-    pytest.importorskip("datasets")
-    source = HuggingFace(str(pictures), val="validation")
-    assert not source.has("other")
-    with refuses("split: no pictures of 'other' in .*, which has the splits train, val"):
-        source.load("other")
 
 
 def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:

@@ -94,8 +94,6 @@ class HuggingFace(Source):
         self.path = expanded(path)
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
-        self._names: list[str] | None = None
-        """Of the data set's splits; None: not listed yet."""
         self._tables: dict[str, HubRows] = {}  # by the name of the data set's split
 
     def check_there(self) -> None:
@@ -111,7 +109,7 @@ class HuggingFace(Source):
         train = self._rows("train")
         name = self._name(split)
         if name is None:
-            there = ", ".join(self._split_names())
+            there = ", ".join(self._split_names)
             raise UserError(
                 f"split: no pictures of '{split}' in {self.path}, which has the splits {there}"
             )
@@ -173,10 +171,6 @@ class HuggingFace(Source):
         try:
             data = data.cast_column(image, datasets.Image(decode=False))
             data.features  # noqa: B018 - a column that is no picture is refused here
-            if len(data):
-                first = data[0][image]
-                if not isinstance(first, dict) or not {"bytes", "path"} <= first.keys():
-                    raise TypeError(f"its values are {type(first).__name__}")
         except Exception as error:  # many kinds, by the column's type
             raise UserError(
                 f"data.source.image_column: '{image}' of {where} holds no pictures ({first_line(error)})"
@@ -246,21 +240,20 @@ class HuggingFace(Source):
         return [self._local.reader, None, None, by_split]
 
     # -- which splits there are --------------------------------------------------------------------------------------
+    @cached_property
     def _split_names(self) -> list[str]:
         """Names of the data set's splits, asked for once (of the hub too); none where they can't be listed: :meth:`load`
         raises the error.
         """
         if self._local is not None:
             return list(self._local.by_split)
-        if self._names is None:
-            try:
-                import datasets
+        try:
+            import datasets
 
-                with without_retries(self.path):
-                    self._names = list(datasets.get_dataset_split_names(*self._arguments()))
-            except Exception:  # the hub, the file system and the format readers raise many kinds
-                self._names = []
-        return self._names
+            with without_retries(self.path):
+                return list(datasets.get_dataset_split_names(*self._arguments()))
+        except Exception:  # the hub, the file system and the format readers raise many kinds
+            return []
 
     def _name(self, split: str) -> str | None:
         """The data set's name of a split; None where it has no such split, and for ``val`` where the setting is null.
@@ -273,13 +266,13 @@ class HuggingFace(Source):
         """
         given = self.given.get(split)
         if given not in (None, "auto"):
-            return given if self._local is None else split_of(given)
+            return given if self._local is None else split_of(given) or given
         if split == "val" and given is None:
             return None
-        name = choose_split_name(self._split_names(), split, "data.source", self.path)
+        name = choose_split_name(self._split_names, split, "data.source", self.path)
         if name is None and split == "train":
             return split
-        return split if split in self._split_names() else name
+        return split if split in self._split_names else name
 
     def has(self, split: str) -> bool:
         """Whether the set has the split; a name in the settings counts. May send a request to the hub."""
@@ -388,11 +381,13 @@ class _HuggingFaceSplit:
 
     def read(self, i: int) -> bytes:
         """The encoded bytes of picture ``i``: from the table itself, or from the file that it names (an OSError where that
-        can't be read).
+        can't be read, or the row has no picture).
         """
-        picture = self.data[i][self.column]
+        picture = self.data[i][self.column] or {"bytes": None, "path": None}
         if picture["bytes"] is not None:
             return picture["bytes"]
+        if not picture["path"]:
+            raise OSError("its row has no picture")
         with open_regular(picture["path"], MAX_BYTES) as file:
             return file.read()
 

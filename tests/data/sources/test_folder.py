@@ -32,6 +32,9 @@ def test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
     draw_picture(tmp_path / "1.png")
     with refuses(r"no class folders in .*foundation_vit takes pictures"):
         ImageFolder(str(tmp_path)).load("train")
+    (tmp_path / "a").mkdir()
+    with refuses("data.source.root: no pictures below"):
+        ImageFolder(str(tmp_path)).load("train")
 
 
 @pytest.mark.parametrize(
