@@ -1,6 +1,7 @@
 """The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,8 +15,8 @@ from kd.errors import UserError
 
 REMEDIES = "behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
 """What helps where nothing answers."""
-FORMATS = ("arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset")
-"""Formats of the hub's data sets that are read."""
+FORMATS = ("arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "webdataset")
+"""Formats of the hub's data sets that are read; ``cache``: what ``datasets`` has made of one of the others before."""
 WAIT_S = 10.0
 """Seconds for the one attempt: with the search for the name, and with all addresses that it has."""
 
@@ -68,8 +69,13 @@ def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name."""
     home = Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
     folder = Path(constants.HF_HUB_CACHE, f"datasets--{path.replace('/', '--')}")
-    # ``datasets`` writes the name after the slash otherwise (FooBar: foo_bar), so only the owner's is compared
-    return folder.exists() or any(home.glob(f"{path.partition('/')[0]}___*"))
+    letters = _letters(path)  # ``datasets`` writes some/FooBar as some___foo_bar
+    return folder.exists() or any(_letters(entry.name) == letters for entry in home.glob("*"))
+
+
+def _letters(name: str) -> str:
+    """A name without what ``datasets`` writes otherwise: slashes, underscores, upper case."""
+    return re.sub("[/_]", "", name).lower()
 
 
 @contextmanager

@@ -83,12 +83,21 @@ def test_a_student_begins_with_the_weights_of_the_hub(
     assert other == {"head.weight", "head.bias"}
 
 
-def test_a_data_set_of_the_hub_is_asked_for_once(attempts: list[str]) -> None:
-    """``datasets`` by itself asks six times for each file, with pauses."""
-    pytest.importorskip("datasets")
+def test_a_data_set_of_the_hub_is_asked_for_once(
+    attempts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``datasets`` by itself asks six times for each file, with pauses. What it has kept is read without the hub."""
+    datasets = pytest.importorskip("datasets")
     source = HuggingFace(path="nobody/nothing")
     with refuses("no folder of this name, and no internet .*HTTPS_PROXY"):
         source.load("train")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", ".")
+    Path("t.csv").write_text("image,label\na.png,a\n")
+    builder = datasets.load_dataset_builder("csv", data_files="t.csv")
+    builder.dataset_name = "nothing"
+    builder.download_and_prepare("nobody___nothing/default/0.0.0/0")
+    assert source.load("train").targets == [0]
     assert len(attempts) == 1
 
 
@@ -153,7 +162,9 @@ def test_a_data_sets_name_is_doubted_before_the_library_that_reads_it_is_importe
     with refuses("^data.source.path: some/Thing: .* no data set of the hub"):
         hub.check_dataset("some/Thing", "data.source.path")
     (tmp_path / "some___thing").mkdir()
-    hub.check_dataset("some/Thing", "data.source.path")  # downloaded before
+    (tmp_path / "two_words").mkdir()
+    for name in ("some/Thing", "TwoWords"):
+        hub.check_dataset(name, "data.source.path")  # downloaded before
     monkeypatch.setattr(hub, "why_unreachable", lambda: "no internet")
     with refuses("^data.source.path: other: no folder of this name, and no int"):
         hub.check_dataset("other", "data.source.path")
