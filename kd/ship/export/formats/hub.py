@@ -67,8 +67,8 @@ def made_by_timm(weights: Path, key: str) -> StudentMetadata:
         UserError: timm has not built it; ``key`` begins the message.
     """
     metadata = student_metadata_in(weights)
-    if metadata.builder:
-        builder = metadata.builder["class_path"]
+    if metadata.builder is not None:
+        builder = metadata.builder.get("class_path", "a class of one's own")
         raise UserError(
             f"{key}: the student was built by {builder}, not by timm (to=onnx takes it; its tensors are in "
             "student.safetensors, their names below model.)"
