@@ -146,11 +146,12 @@ class Layout:
         teachers share. A record is uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where it has one.
         """
         masks = self.data.source.kind.cut_with_picture
+        ignored = self.data.source.ignore_index  # decides the mask of a picture without one
         parts: Parts = {
             "teacher": {},
             "transform": self.views,
             "data": self.pictures,
-            "answers": {"format": PIXELS, "masks": masks, "records": RECORDS},
+            "answers": {"format": PIXELS, "masks": masks and [ignored], "records": RECORDS},
         }
         folder = cache_dir() / "answers" / PIXELS / digest(parts)
         if teacher.spec.cache_dir and not self.published(teacher):

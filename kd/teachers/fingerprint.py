@@ -44,7 +44,6 @@ OF_ANSWERS = {
     "features": "model.taps",
     "format": "{key}.cache_topk",
     "temperatures": "{key}.cache_topk",
-    "masks": "{key}.cache_pixels",
     "records": "kd's version",
 }
 """The setting, or the version, that decides a value of a part; ``{key}`` is the teacher's configuration key."""

@@ -175,9 +175,12 @@ def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
 
 
 def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictures: Path) -> None:
-    def folder_of(root: Path, **augment: float) -> Path:
+    def folder_of(root: Path, ignored: int | None = None, **augment: float) -> Path:
+        source = ImageFolder(str(root))
+        if ignored:
+            source.kind, source.ignore_index = Masks(), ignored
         data = DistillationDataModule(
-            ImageFolder(str(root)), img_size=SIZE, batch_size=8, augment=Augment(**augment)
+            source, img_size=SIZE, batch_size=8, augment=Augment(**augment)
         )
         teacher: Any = SimpleNamespace(spec=SimpleNamespace(cache_dir=str(tmp_path)))
         return Layout(data).pixels(teacher).folder
@@ -185,6 +188,7 @@ def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictur
     other = draw_folder(tmp_path / "other", size=44)
     assert len({folder_of(pictures), folder_of(other), folder_of(pictures, hflip=0.0)}) == 3
     assert folder_of(pictures) == folder_of(pictures)
+    assert folder_of(pictures, 255) != folder_of(pictures, 254), "the mask of one without a mask"
 
 
 def test_the_training_process_reads_no_records(
