@@ -33,20 +33,14 @@ def by_id(table: Path, ending: str = ".jpg") -> Manifest:
     return Manifest(str(table), image_dir=folder, **columns)  # type: ignore[arg-type]
 
 
-def test_ids_without_an_ending_are_completed(table_of_ids: Path) -> None:
-    split = Splits(by_id(table_of_ids), DataSpec()).split("train")
-    names = [split.name(i) for i in range(len(split.targets))]
-    assert names and all(Path(name).is_file() for name in names)
-
-
 def test_a_list_in_the_working_folder_beside_its_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("0001", "0002"):
+    for name in ("0", "1"):
         (tmp_path / f"{name}.jpg").touch()
-    (tmp_path / "train.csv").write_text("path,label\n0001,a\n0002,b\n")
+    (tmp_path / "train.json").write_text('[{"path": 0, "label": "a"}, {"path": 1, "label": "b"}]')
     monkeypatch.chdir(tmp_path)
-    assert Manifest("train.csv", ending=".jpg").load("train").paths == ["0001.jpg", "0002.jpg"]
+    assert Manifest("train.json", ending=".jpg").load("train").paths == ["0.jpg", "1.jpg"]
 
 
 def test_a_file_whose_name_has_no_ending_stays(table_of_ids: Path) -> None:

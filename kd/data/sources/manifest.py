@@ -193,7 +193,8 @@ class Manifest(Source):
         for number, row in enumerate(self._records(text, suffix), 1):
             if number == 1:
                 wanted, splits = self._columns(row)
-            path = str(row.get(self.path_column) or "")
+            cell = row.get(self.path_column)
+            path = "" if cell is None else str(cell)
             if not path:
                 raise Unfit(f"has no path in row {number}")
             split = None if splits is None else split_in(splits, row.get(splits))
