@@ -151,7 +151,7 @@ def _describe(request: Request) -> int:
         raise UserError(
             f"model.teacher: the recipe has none; model.teacher.answers={request.rest[0]} reads stored answers"
         )
-    _build(run)
+    _build(run, trains=False)
     teacher = run.module.teacher
     assert teacher is not None
     run.data.prepare_data()
@@ -163,8 +163,8 @@ def _describe(request: Request) -> int:
     return 0 if fits else 1
 
 
-def _build(run: Run) -> None:
-    """Builds a run, with its teachers trained first where they have no weights.
+def _build(run: Run, trains: bool = True) -> None:
+    """Builds a run, with its teacher trained first where it has no weights; a UserError where ``trains`` forbids that.
 
     This run gets no folder, and nothing trains its student.
     """
@@ -172,5 +172,5 @@ def _build(run: Run) -> None:
     from kd.run.build import build
     from kd.run.train_first import train_teacher_if_missing
 
-    train_teacher_if_missing(run)
+    train_teacher_if_missing(run, trains)
     build(run)

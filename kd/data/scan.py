@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from kd.data.once import once
 from kd.data.pictures import MAX_PIXELS, decode
-from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
+from kd.data.sources import FileSplit, MaskSplit, Split, printable
 from kd.data.sources.base import SplitFacts, split_facts, whole_of
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
@@ -36,13 +36,6 @@ def usual(split: Split) -> Check:
     if of_split:
         return of_split
     return "all" if len(split.targets) <= ALL_UP_TO else "headers"
-
-
-def _as_listed(split: Split) -> Split:
-    """The split as its source has listed it, of which ``split`` may be a subset."""
-    while isinstance(split, Subset):
-        split = split.split
-    return split
 
 
 class Scan(NamedTuple):
@@ -76,7 +69,7 @@ def scan(
     if check in ("off", False):  # YAML 1.1 reads a bare off so
         return Scan({}, [])
     what = f"{check}-{max_pixels}"
-    listed = _as_listed(split)
+    listed, _ = whole_of(split, 0)
     if isinstance(listed, MaskSplit):  # settings decide which values its masks may hold
         what += f"-{listed.classes}-{listed.ignore}"
     memory = cache_dir() / "scans" / f"{facts(split).fingerprint}-{what}.json"

@@ -41,7 +41,7 @@ FORMAT = 1
 """Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
 
-def train_teacher_if_missing(run: Run) -> list[str]:
+def train_teacher_if_missing(run: Run, trains: bool = True) -> list[str]:
     """Adds to the settings what the teachers' files say of themselves; trains a teacher now, perhaps for hours, where the
     recipe has one to train and no weights.
 
@@ -49,18 +49,19 @@ def train_teacher_if_missing(run: Run) -> list[str]:
 
     Args:
         run: its settings are changed.
+        trains: whether a teacher may be trained.
 
     Returns:
         What :func:`train_teacher_first` has added, as ``key=value`` words of another run's command line.
 
     Raises:
-        UserError: no such file, or the teacher's training failed.
+        UserError: no such file, the teacher's training failed, or a missing teacher may not be trained.
         Stopped: by a signal, while a teacher was trained; the training has saved.
     """
     from_files = what_files_say(run.config, run.overrides)
     run.change(from_files)
     source = None if run.splits is None else run.splits.source
-    trained = train_teacher_first(run.config, run.trusted, source)
+    trained = train_teacher_first(run.config, run.trusted, source, trains)
     run.change(trained)
     return [as_word(key, value) for key, value in trained.items()]
 
@@ -69,6 +70,7 @@ def train_teacher_first(
     config: dict[str, Any],
     trusted: Trust,
     source: Source | None = None,
+    trains: bool = True,
 ) -> dict[str, Any]:
     """Settings, by key, that give the run the trained teacher of ``model.teacher.recipe``.
 
@@ -81,9 +83,11 @@ def train_teacher_first(
         config: the run's settings, resolved.
         trusted: what the user trusts beside the list of classes.
         source: of the run's pictures, where these were listed already.
+        trains: whether a teacher may be trained.
 
     Raises:
-        UserError: settings of a teacher that do not fit each other, or its training failed.
+        UserError: settings of a teacher that do not fit each other, its training failed, or a missing teacher may not be
+            trained.
         Stopped: as :func:`train_teacher_if_missing`.
     """
     refuse_random_weights(config)
@@ -130,9 +134,8 @@ def train_teacher_first(
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_downloadable(backbone["arch"], "model.teacher.backbone")
-    trained = trained_teacher(
-        items, training_digest(own, source), own["recipe"], is_rank_zero(), limits
-    )
+    digest = training_digest(own, source)
+    trained = trained_teacher(items, digest, own["recipe"], trains, limits)
     return {
         "model.teacher.checkpoint": str(trained),
         "model.teacher.backbone": None,  # it has done its part
@@ -338,23 +341,28 @@ def training_digest(config: dict[str, Any], source: Source) -> str:
 
 
 def trained_teacher(
-    items: list[str], key: str, name: str, say: bool, limits: Mapping[str, Any]
+    items: list[str], key: str, name: str, trains: bool, limits: Mapping[str, Any]
 ) -> Path:
-    """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one.
+    """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one. The first process
+    prints that it is there.
 
     Args:
         items: command line of the teacher's run.
         key: names it in the cache.
         name: the teacher recipe's name.
-        say: print that the teacher is there (rank 0); that its training begins is printed by the process that trains it.
+        trains: whether one that is missing may be trained.
         limits: of a trial run (:func:`trial_limits`), to report.
 
     Raises:
-        UserError: the training failed.
+        UserError: the training failed, or a missing teacher may not be trained.
         Stopped: by a signal; the training has saved.
     """
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
+    if not trains and not (final / "student.safetensors").is_file():
+        raise UserError(
+            f"model.teacher.checkpoint: there is none yet, kd-train would train recipe={name} first"
+        )
     make_folder(home)
     with appended(home / f"{name}-{key}.lock") as lock:
         # a training process holds it too: that of a process that was killed may still be saving
@@ -376,7 +384,7 @@ def trained_teacher(
         # its checkpoints, seven times its size, and what is left of its training
         for folder in (final / "checkpoints", part):
             shutil.rmtree(folder, ignore_errors=True)
-        if say:
+        if is_rank_zero():
             print(done, flush=True)
     return final
 

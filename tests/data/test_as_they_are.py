@@ -43,13 +43,6 @@ def test_a_flat_folder_of_classes_is_split(tmp_path: Path) -> None:
     assert data.splits.holds_out
 
 
-def test_splits_without_training_pictures_are_no_classes(tmp_path: Path) -> None:
-    root = draw_folder(tmp_path, train=1, val=1)
-    shutil.rmtree(root / "train")
-    with refuses(f"data.source.root: folder {root}/train not found"):
-        ImageFolder(str(root)).load("train")
-
-
 # -- lists --------
 
 

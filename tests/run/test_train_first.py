@@ -289,12 +289,13 @@ def test_what_no_later_run_needs_of_a_teachers_training_is_deleted(
     for name in ("t-00000000", "t-00000000.part/t/000"):
         (home / name / "checkpoints").mkdir(parents=True)
     (final / "student.safetensors").touch()
-    assert trained_teacher([], "00000000", "t", False, {}) == final
+    assert trained_teacher([], "00000000", "t", True, {}) == final
     assert sorted(path.name for path in final.iterdir()) == ["student.safetensors"]
     assert not (home / "t-00000000.part").exists()
     monkeypatch.setattr(train_first, "run_to_end", lambda *_: 1)
-    with refuses("training t failed"):
-        trained_teacher([], "55555555", "t", False, {})
+    for trains, why in ((True, "training t failed"), (False, "would train recipe=t first")):
+        with refuses(why):
+            trained_teacher([], "55555555", "t", trains, {})
 
 
 # -- the one that ships ------------------------------------------------------------------------------------------------

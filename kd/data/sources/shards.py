@@ -22,7 +22,7 @@ from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
-from kd.data.sources.places import expanded
+from kd.data.sources.places import expanded, stamp_of_file
 from kd.errors import UserError, first_line
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import (
@@ -297,11 +297,8 @@ class ShardSplit:
         """The stamp of each shard, size and time of its last change; "" at a URL, whose index names its content."""
         if is_url(self.root):
             return [""] * len(self.shards)
-        stamps = []
-        for shard in self.shards:
-            stat = Path(self.root, shard).stat()
-            stamps.append(f"{stat.st_size}\0{stat.st_mtime_ns}")
-        return stamps
+        files = [str(Path(self.root, shard)) for shard in self.shards]
+        return [stamp_of_file(file).removesuffix("\0") for file in files]
 
     def ends(self) -> list[int]:
         """Where the last picture of this split ends in each shard, in bytes."""
