@@ -1,9 +1,9 @@
 """How one kind of a teacher's answer is written as a record of a fixed size, and read again.
 
 A *record* is the bytes of one picture's answer: a checksum, then columns of numbers; N records are uint8 ``(N, bytes)``.
-Logits and features are kept in half precision (:class:`Half`). Of logits a cache may keep the k largest of each row
-(:class:`TopK`): a picture is one row of C classes, of a map each pixel is one. The *tail* of a row is the logsumexp of all
-its other classes, at each temperature that a loss uses.
+Logits and features are kept in half precision (:class:`Half`), a regression's numbers in single (:class:`Codec`). Of
+logits a cache may keep the k largest of each row (:class:`TopK`): a picture is one row of C classes, of a map each pixel is
+one. The *tail* of a row is the logsumexp of all its other classes, at each temperature that a loss uses.
 """
 
 import math
@@ -35,22 +35,24 @@ def half(values: Tensor) -> Tensor:
 class Codec:
     """Writes one kind of answer into records and reads it; base of :class:`Half` and :class:`TopK`.
 
+    By itself it keeps all numbers as they are, in float32: of a regression one may be a thousand times another.
+
     Args:
         shape: of one picture's answer: ``(C,)`` or ``(C, h, w)`` of logits, any of a feature.
-        columns: type and shape of each column of a record.
+        columns: type and shape of each column of a record; none: one of float32.
     """
 
-    form = ""
+    form = "single"
     """Name of the format, for people and for the cache's fingerprint."""
 
     def __init__(
-        self, shape: tuple[int, ...], columns: Sequence[tuple[torch.dtype, tuple[int, ...]]]
+        self, shape: tuple[int, ...], columns: Sequence[tuple[torch.dtype, tuple[int, ...]]] = ()
     ) -> None:
         """Lays out a record; ``record_bytes`` is its size on disk, a multiple of 4, checksum included."""
         self.shape = shape
-        self.columns = columns
+        self.columns = columns or [(torch.float32, shape)]
         size = CRC_BYTES
-        for dtype, column in columns:
+        for dtype, column in self.columns:
             size += math.prod(column) * dtype.itemsize
         to_multiple = -size % 4
         self.record_bytes = size + to_multiple
@@ -107,11 +109,11 @@ class Codec:
 
     def _to_columns(self, x: Tensor) -> Sequence[Tensor]:
         """The columns of answers ``(N, *shape)``, in the order of :attr:`columns`, not yet in their types."""
-        raise NotImplementedError
+        return [x]
 
     def _from_columns(self, *columns: Tensor) -> Tensor | TopKLogits:
         """The answers in the columns of N records."""
-        raise NotImplementedError
+        return columns[0]
 
 
 class Half(Codec):

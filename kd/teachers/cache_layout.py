@@ -29,7 +29,7 @@ from kd.teachers.fingerprint import (
     pictures_of,
     views_of,
 )
-from kd.teachers.stored import StoredAnswers
+from kd.teachers.stored import StoredAnswers, codec_for
 
 PUBLISHED = "answers"
 """The folder of answers beside a pack's shards."""
@@ -166,13 +166,13 @@ class Layout:
         Maps are wanted where a loss reads logits of every pixel; their shape is found by one forward on a black picture.
         """
         topk = teacher.spec.cache_topk
-        shape: tuple[int, ...] = (len(self.classes),)
+        whole: Codec = codec_for(self.data)
         if wanted.maps:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
-            shape = tuple(teacher(black).shape[1:])
+            whole = Half(tuple(teacher(black).shape[1:]))
         if topk:
-            return TopK(shape, topk, temperatures(wanted.losses))
-        return Half(shape, relative=not wanted.maps)
+            return TopK(whole.shape, topk, temperatures(wanted.losses))
+        return whole
 
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from kd.errors import UserError
 from kd.models import TeacherSpec
 from kd.models.weights import say
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.answer_codec import Half
+from kd.teachers.answer_codec import Codec, Half
 from kd.teachers.answer_store import AnswerStore, Kind, fingerprints_in
 from kd.teachers.base import RunTeacher
 from kd.teachers.fingerprint import (
@@ -47,9 +47,12 @@ def parts_of(data: DistillationDataModule, split: str, every_view: bool) -> Part
     }
 
 
-def codec_for(data: DistillationDataModule) -> Half:
-    """How stored answers are written: the logits of all of the data's classes."""
-    return Half((len(data.info.classes),), relative=True)
+def codec_for(data: DistillationDataModule) -> Codec:
+    """How answers ``(N, C)`` are written: the logits of all of the data's classes, or a regression's numbers."""
+    shape = (len(data.info.classes),)
+    if data.info.scales is not None:
+        return Codec(shape)
+    return Half(shape, relative=True)
 
 
 class StoredAnswers(RunTeacher):

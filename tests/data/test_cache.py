@@ -76,6 +76,8 @@ def test_dense_answers_come_back_within_the_stated_error(tmp_path: Path, classes
 def test_strong_logits_are_kept_finite(tmp_path: Path) -> None:
     z = torch.tensor([[60.0, -60.0, 1e6], [-1e6, 0.0, 1.0]])
     assert dense(3).decode(dense(3).encode(z)).isfinite().all()
+    numbers = Codec((3,))  # of a regression: each has a unit of its own
+    assert torch.equal(numbers.decode(numbers.encode(z)), z)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -301,8 +303,8 @@ def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(
 
 @pytest.mark.parametrize(
     "codec",
-    [dense(), TopK((50,), 3, (2.0,)), Half((50,))],
-    ids=["dense", "topk", "features"],
+    [dense(), TopK((50,), 3, (2.0,)), Half((50,)), Codec((50,))],
+    ids=["dense", "topk", "features", "numbers"],
 )
 def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, codec: Codec) -> None:
     z = logits()

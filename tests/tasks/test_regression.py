@@ -189,7 +189,7 @@ def run(lists: Path) -> Path:
     taught = [
         f"model.teacher={json.dumps(teacher)}", "model.distill_losses.kd=RegressionKDLoss",
         "model.student.inherit=auto",
-        "model.ema_decay=0.5",
+        "model.ema_decay=0.5", "model.teacher.cache=on",
     ]  # fmt: skip
     assert train_main([f"recipe={recipe}", *taught, "trainer.max_epochs=2"]) == 0
     return runs / "001"
@@ -199,6 +199,7 @@ def test_the_student_answers_in_the_targets_units(run: Path, lists: Path, tmp_pa
     summary = summary_of(run)
     best, teacher = summary["student"]["best_val"], summary["teacher"]["val"]
     assert teacher["r2"] > 0.5 and best["r2"] > 0.5
+    assert summary["cache"]["format"] == "single"
     assert best["mae_red"] < 0.12 * OF_RED and best["mae_green"] < 0.2
     of_red = read_json(run / "fidelity.json")["targets"][0]
     assert of_red["name"] == "red" and of_red["correlation"] > 0.7 and len(of_red["deciles"]) == 10

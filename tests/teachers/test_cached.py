@@ -617,11 +617,16 @@ def test_a_full_disk_is_told_before_the_first_step(recipe: Path, small_disk: Pat
     run(recipe, *items, "model.teacher.cache_views=2")  # 2 x 768 bytes: there is room
 
 
+def ten_pictures(folder: Path) -> AnswerStore:
+    """An empty store of the answers in four classes."""
+    codec = Half((4,), relative=True)
+    return AnswerStore(Kind({}, str(folder), codec.record_bytes, codec), 10, 1)
+
+
 def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codec = Half((4,), relative=True)
-    store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
+    store = ten_pictures(tmp_path / "c")
     os.close(store._files[0])
     store._files[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
     asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [store])
@@ -632,8 +637,7 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
 
 
 def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    codec = Half((4,), relative=True)
-    store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
+    store = ten_pictures(tmp_path / "c")
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan
     asked = CachedTeacher(as_teacher(lambda _: answers), [store])
@@ -700,13 +704,13 @@ def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
     def refuse(_: torch.Tensor) -> torch.Tensor:
         raise AssertionError("the model ran")
 
-    codec = Half((5,), relative=True)
-    store = AnswerStore(Kind({}, str(tmp_path / "answers"), codec.record_bytes, codec), 4, 1)
+    store = ten_pictures(tmp_path / "answers")
+    codec: Any = store.kind.codec
     teacher = CachedTeacher(as_teacher(refuse), [store], only)
     images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
     batch: Any = {"image": images, "index": torch.arange(4), "view": 0}
     fetched = teacher.fetch(batch)
-    logits = torch.randn(4, 5)
+    logits = torch.randn(4, 4)
     store.put(0, np.arange(4), codec.encode(logits).numpy())
 
     answer = teacher.answer(fetched, Wanted())
