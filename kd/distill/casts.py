@@ -121,16 +121,16 @@ class CastTogether:
     def __call__(self, images: Tensor) -> Iterator[None]:
         """Inside, the layers hold rounded weights, where the first call has found that this gives what autocast gives.
 
-        To be entered only while autocast is on. While torch compiles it does nothing.
+        Without autocast, and while torch compiles, it does nothing.
 
         Args:
             images: what the model is called with, ``(N, 3, H, W)``; the first call runs the model twice on the first two
                 of them, without gradients, to compare.
         """
-        if torch.compiler.is_compiling():
+        device = images.device.type
+        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
             yield
             return
-        device = images.device.type
         dtype = torch.get_autocast_dtype(device)
         if self._groups is None:
             self._groups = self._comparable_groups(images, dtype)

@@ -209,11 +209,8 @@ class Distillation(nn.Module):
         taps: Any = student.taps if objective.layers else nullcontext({})
         with annotate("student"):
             pictures = in_type_of(student.model, student.prepare(batch["image"]))
-            casts: Any = nullcontext()
             # under autocast: all weights are cast at once, to the bits that it would give them one by one
-            if torch.is_autocast_enabled(pictures.device.type):
-                casts = student.casts(pictures)
-            with casts, taps as caught:
+            with student.casts(pictures), taps as caught:
                 output = student.model(pictures)
         # DeiT: the class token's logits learn from labels, the distillation token's from the teacher
         if student.has_two_heads and isinstance(output, tuple):

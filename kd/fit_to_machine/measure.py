@@ -6,7 +6,6 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,10 +156,7 @@ def learner(
         """Forward in the run's precision and backward of the copy."""
         pictures = student.inputs(images)
         with run.trainer.precision_plugin.forward_context():
-            together: Any = nullcontext()
-            if torch.is_autocast_enabled(device.type):
-                together = casts(pictures)
-            with together:
+            with casts(pictures):
                 output = model(pictures)
             _loss_of(student, output).backward()
         model.zero_grad()  # CUDA graphs write the next gradients into the same memory
