@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from kd.errors import UserError
+from kd.losses.base import Float32
 from kd.models.taps import linear_classifier
 
-SCALE = "unit_scale"
-"""Buffer of a classifier, ``(C,)``: its outputs are multiplied by it."""
-OFFSET = "unit_offset"
-"""Buffer of a classifier, ``(C,)``: added after :data:`SCALE`."""
+UNITS = "units"
+"""A part of a classifier, in float32 also where the classifier is in half precision (1,003 would be rounded to 1,004)."""
+SCALE = f"{UNITS}.scale"
+"""Its buffer ``(C,)``: outputs are multiplied by it."""
+OFFSET = f"{UNITS}.offset"
+"""Its buffer ``(C,)``: added after :data:`SCALE`."""
 
 
 @torch.no_grad()
@@ -22,7 +25,7 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
     """Multiplies the classifier's output by the targets' deviations and adds their means, in a hook.
 
     Args:
-        model: with a linear classifier of C outputs, which gets the hook and two buffers.
+        model: with a linear classifier of C outputs, which gets the hook and :data:`UNITS`.
         scales: mean and standard deviation of each of the C targets.
         in_units: the weights give units already, and are divided so that the output stays as it is.
 
@@ -36,8 +39,10 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
         )
     means_and_deviations = classifier.weight.new_tensor(scales, dtype=torch.float32).T  # (2, C)
     scale_C, offset_C = means_and_deviations.flip(0).contiguous()
-    classifier.register_buffer(SCALE, scale_C)
-    classifier.register_buffer(OFFSET, offset_C)
+    units = Float32()
+    units.register_buffer("scale", scale_C)
+    units.register_buffer("offset", offset_C)
+    classifier.add_module(UNITS, units)
     if in_units:
         set_in_units(classifier, classifier.weight, classifier.bias)
     classifier.register_forward_hook(_to_units)
@@ -55,7 +60,7 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
     A classifier that :func:`scale_output` has scaled holds them divided by the deviations, less the means.
     """
-    if hasattr(classifier, SCALE):
+    if hasattr(classifier, UNITS):
         scale = classifier.get_buffer(SCALE)
         weight = weight / scale[:, None]
         bias = (bias - classifier.get_buffer(OFFSET)) / scale
@@ -65,7 +70,7 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 
 def unit_output(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a model as a plain model has them: a scale is folded into its classifier.
+    """Weights of a model as a plain model has them: a scale is folded into its classifier, which is then in float32.
 
     ``(W x + b) * scale + offset``, with scale and offset ``(C,)``, is ``(W * scale) x + (b * scale + offset)``.
     """
@@ -76,9 +81,6 @@ def unit_output(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         classifier = key.removesuffix(f".{SCALE}")
         scale_C = folded.pop(key)
         offset_C = folded.pop(f"{classifier}.{OFFSET}")
-        weight_CD = folded[f"{classifier}.weight"]
-        bias_C = folded[f"{classifier}.bias"]
-        in_units = weight_CD.float() * scale_C[:, None]
-        folded[f"{classifier}.weight"] = in_units.to(weight_CD.dtype)
-        folded[f"{classifier}.bias"] = (bias_C.float() * scale_C + offset_C).to(bias_C.dtype)
+        folded[f"{classifier}.weight"] = folded[f"{classifier}.weight"] * scale_C[:, None]
+        folded[f"{classifier}.bias"] = folded[f"{classifier}.bias"] * scale_C + offset_C
     return folded

@@ -261,7 +261,8 @@ class AsGiven:
             module.training = training
             module._compiled_call_impl = compiled
         for name, tensor in self._tensors():
-            dtype, has_gradient = tensors[name]
+            # what a run has added (the units of numbers) stays as it is
+            dtype, has_gradient = tensors.get(name, (tensor.dtype, False))
             tensor.data = tensor.data.to(dtype)
             if isinstance(tensor, nn.Parameter):
                 tensor.requires_grad_(has_gradient)

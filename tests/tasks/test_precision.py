@@ -145,12 +145,11 @@ def test_no_metric_of_ours_goes_round_the_base() -> None:
 def test_a_run_in_half_precision_throughout_measures_the_targets_as_they_are(
     tmp_path: Path,
 ) -> None:
-    """Lightning casts whatever is a float in a batch; 550.3 kcal would be 552."""
-    student = torch.nn.Sequential(
-        torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 1)
-    )
+    """Lightning casts whatever is a float in a batch; 550.3 kcal would be 552. It ends with a model that has units."""
+    student = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    student.fc = torch.nn.Linear(12, 1)
     module = kd.DistillationModule(
-        student, task=Regression(1), data=kd.DataInfo(["kcal"], kind="numbers")
+        student, task=Regression(1), data=kd.DataInfo(["kcal"], kind="numbers", scales=[(550, 9)])
     )
     target = 550.3 + torch.arange(16.0)[:, None]
     loader = DataLoader(list(zip(torch.rand(16, 3, 8, 8), target, strict=True)), batch_size=8)
