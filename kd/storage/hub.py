@@ -67,10 +67,14 @@ def check_dataset(path: str, key: str) -> None:
 
 def _is_cached(path: str) -> bool:
     """Whether ``datasets`` or the hub's client may hold a data set of this name."""
-    home = Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
-    folder = Path(constants.HF_HUB_CACHE, f"datasets--{path.replace('/', '--')}")
-    letters = _letters(path)  # ``datasets`` writes some/FooBar as some___foo_bar
-    return folder.exists() or any(_letters(entry.name) == letters for entry in home.glob("*"))
+    name = path.replace("/", "--")
+    if Path(constants.HF_HUB_CACHE, f"datasets--{name}").exists():
+        return True
+    given = os.environ.get("HF_DATASETS_CACHE")
+    home = Path(given or f"{constants.HF_HOME}/datasets")
+    # ``datasets`` writes some/FooBar as some___foo_bar
+    names = {_letters(folder.name) for folder in home.glob("*")}
+    return _letters(path) in names
 
 
 def _letters(name: str) -> str:

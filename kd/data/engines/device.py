@@ -178,7 +178,8 @@ class CutSet(Samples):
         """What is sent of a picture: here its view as it is after the crop, uint8 ``(3, *size)``."""
         for number, parameters in recipe.steps:
             if number < self.crop_number:
-                picture = self.chain[number].transform(picture, at_once.tensors(parameters))
+                change = self.chain[number]
+                picture = change.transform(picture, at_once.tensors(parameters))
         return tvf.resized_crop(picture, *recipe.box, list(self.size), antialias=True)
 
 

@@ -21,7 +21,7 @@ from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
 from kd.data.sources.files import said
 from kd.data.sources.labels import numbered
-from kd.data.sources.places import IMAGE_SUFFIXES, expanded
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded, stamp_of_file
 from kd.data.sources.shards import PICTURE, ShardSplit
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
@@ -264,12 +264,13 @@ def index(shard: str, label: str, key: str) -> Shard:
         UserError: not a tar file, a compressed or a truncated one, one that holds a member twice or two pictures in a
             sample, one in which no sample has the member that ``label`` names, or a label that can't be read.
     """
-    path = Path(shard)
-    stat = path.stat()
-    facts = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
-    digest = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:32]
+    place = Path(shard).resolve()
+    facts = f"{place}\0{stamp_of_file(shard)}{label}\0{FORMAT}"
+    encoded = facts.encode(errors="surrogateescape")
+    digest = hashlib.sha256(encoded).hexdigest()[:32]
     file = cache_dir() / "webdataset" / f"{digest}.json"
-    return once(file, TypeAdapter(Shard), partial(_read, shard, label, key))
+    read = partial(_read, shard, label, key)
+    return once(file, TypeAdapter(Shard), read)
 
 
 def _read(shard: str, label: str, key: str) -> Shard:
