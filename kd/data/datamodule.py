@@ -46,10 +46,11 @@ Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
 """Adds a cache's answers to both."""
 
 
-def _batches_left(trainer: Trainer) -> float:
-    """How many batches of the present epoch the trainer has still to take; infinite for a loader without a length."""
-    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return trainer.num_training_batches - done
+def _progress(trainer: Trainer) -> tuple[int, float]:
+    """How many batches of the present epoch the trainer has taken, and how many it takes; infinite for a loader without a
+    length.
+    """
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready, trainer.num_training_batches
 
 
 class DistillationDataModule(LightningDataModule):
@@ -184,7 +185,7 @@ class DistillationDataModule(LightningDataModule):
         if trainer is not None:
             accumulate = trainer.accumulate_grad_batches
         if accumulate > 1 and self.windows_are_known:
-            loader = WindowedLoader(loader, accumulate, partial(_batches_left, trainer))
+            loader = WindowedLoader(loader, accumulate, partial(_progress, trainer))
         if trainer is not None and self.engine == "dali":
             loader = self._engine.OneAhead(loader, self._finish, trainer.strategy.root_device)  # type: ignore[union-attr]
         return loader

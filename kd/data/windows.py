@@ -21,17 +21,19 @@ class WindowedLoader:
 
     Args:
         loader: gives batches as dicts with ``target``.
-        size: K, batches of a window; the epoch's last window may be shorter.
-        batches_left: how many batches of the epoch the trainer will still take when iteration begins
-            (``limit_train_batches``, a resumed epoch); infinite where that is not known. Windows are counted in these, so
-            that a batch which is never trained on counts in none.
+        size: K, batches of a window; the epoch's last window may be shorter, and the first of a resumed epoch.
+        progress: how many batches of the epoch the trainer has taken when iteration begins (a resumed epoch), and how many
+            it takes in all (``limit_train_batches``); infinite where that is not known. Windows are counted in these, as
+            the trainer counts its steps, so that a batch which is never trained on counts in none.
     """
 
-    def __init__(self, loader: DataLoader, size: int, batches_left: Callable[[], float]) -> None:
+    def __init__(
+        self, loader: DataLoader, size: int, progress: Callable[[], tuple[int, float]]
+    ) -> None:
         """Arguments as of the class; Lightning reads ``batch_sampler``, to set its epoch."""
         self.loader = loader
         self.size = size
-        self.batches_left = batches_left
+        self.progress = progress
         self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
 
     def __len__(self) -> int:
@@ -39,14 +41,14 @@ class WindowedLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches in the loader's order, each once its whole window is loaded."""
-        left = self.batches_left()
+        taken, total = self.progress()
         window: list[dict[str, Any]] = []
         for batch in self.loader:
             window.append(batch)
-            # once the trainer takes no more (left = 0) each batch is a window of its own
-            if len(window) >= min(self.size, left):
+            taken += 1
+            # once the trainer takes no more each batch is a window of its own
+            if taken % self.size == 0 or taken >= total:
                 yield from with_window(window)
-                left -= len(window)
                 window = []
         yield from with_window(window)
 
