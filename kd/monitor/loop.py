@@ -77,6 +77,10 @@ class PlainLoop:
         self.num_training_batches = float("inf")
         self.current_epoch = 0
         self.global_step = 0
+        self.batches: object = None
+        """Of the epoch that is open; None between epochs."""
+        self.open_batch: int | None = None
+        """Number in its epoch of the batch that the loop has; None where it has asked for the next one."""
         self.is_last_batch = False
         self.should_stop = False
         batches = SimpleNamespace(total_batch_idx=-1)

@@ -76,7 +76,6 @@ class Monitor(Callback):
         """
         self._place = str(folder)
         self._loop: PlainLoop | None = None
-        self._between_epochs = False  # of a plain loop
         self._begin(Watched(records_folder(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
@@ -162,7 +161,8 @@ class Monitor(Callback):
         """The batches of an epoch; a rule or a limit that stops the training ends them early.
 
         With the first batch the parts begin; each call is an epoch, which counts once its batches are used up. Every
-        process must call it.
+        process must call it. The time until the next call is no part of a step. A loop that breaks off has used the batch
+        that it got last.
 
         Args:
             loader: anything that gives batches; it may differ from epoch to epoch.
@@ -178,17 +178,28 @@ class Monitor(Callback):
             for hook in ("setup", "on_fit_start", "on_train_start"):
                 self._call(hook, *(["fit"] if hook == "setup" else []))
         loop = self._loop
+        self._end_batch(loop)
         loop.expect(loader)
         self.phases.clock.within(None)
-        self._between_epochs = False
-        for index, batch in enumerate(loop.fetch(loader)):
-            self._call("on_train_batch_start", batch, index)
-            yield batch
-            self._call("on_train_batch_end", None, batch, index)
+        batches = loop.batches = loop.fetch(loader)
+        try:
+            for index, batch in enumerate(batches):
+                self._call("on_train_batch_start", batch, index)
+                loop.open_batch = index
+                yield batch
+                self._end_batch(loop)
+            loop.current_epoch += 1
+        finally:  # also where the user's loop breaks off
+            if self._loop is loop and loop.batches is batches:
+                loop.batches = None
+                self.phases.clock.within(BETWEEN)
+
+    def _end_batch(self, loop: PlainLoop) -> None:
+        """Ends the batch that is open, where one is."""
+        if loop.open_batch is not None:
+            self._call("on_train_batch_end", None, None, loop.open_batch)
             loop.global_step += 1
-        loop.current_epoch += 1
-        self._between_epochs = True
-        self.phases.clock.within(BETWEEN)
+            loop.open_batch = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -204,7 +215,7 @@ class Monitor(Callback):
             return
         with outside_of_the_step(name):
             yield
-        if self._between_epochs:
+        if self._loop is not None and self._loop.batches is None:
             self.phases.clock.within(BETWEEN)
 
     def log(self, loss: Tensor) -> None:
@@ -229,6 +240,7 @@ class Monitor(Callback):
         if self._loop is None:
             return
         if error is None:
+            self._end_batch(self._loop)
             self._call("on_train_end")
             self._call("on_fit_end")
         else:

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -149,13 +150,14 @@ def test_a_training_that_fails_leaves_its_reason(tmp_path: Path) -> None:
 def test_a_plain_loop_is_watched(tmp_path: Path) -> None:
     net = linear()
     with kd.Monitor(tmp_path / "run", interval_s=0.1) as watch:
-        for _ in range(2):
-            plain_loop(watch, watch(OwnLoader(0.02)), net)
+        for cut in (STEPS, None):
+            plain_loop(watch, islice(watch(OwnLoader(0.02)), cut), net)
             with watch.phase("validation"):
                 time.sleep(0.1)
+            time.sleep(0.1)
     run = read_run(tmp_path / "run")
     assert run.summary["status"] == "done"
-    assert run.summary["epochs"] == 2
+    assert (run.summary["epochs"], run.summary["steps"]) == (1, 2 * STEPS)  # one was broken off
     assert [step["step"] for step in run.steps[0]] == list(range(2 * STEPS))
     assert shares(run)["data"] > 0.3
     for step in run.steps[0]:
