@@ -218,10 +218,9 @@ def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: 
         starts: their starts.
         at: the time, in microseconds.
     """
-    for start, end, name in reversed(
-        ranges[max(0, bisect_right(starts, at) - DEEPEST) : bisect_right(starts, at)]
-    ):
-        if start <= at <= end:
+    begun = bisect_right(starts, at)
+    for _, end, name in reversed(ranges[max(0, begun - DEEPEST) : begun]):
+        if at <= end:
             return name
     return ""
 

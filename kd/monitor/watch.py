@@ -102,7 +102,8 @@ class Watch(Closing):
             seconds = 3600 * budget / self._spec.price_per_hour
             limits.append((seconds, "BudgetSpent", f"a budget of {budget}"))
         for seconds, name, limit in sorted(limits):
-            if self._end.wait(max(0.0, seconds - self._spent_s())):
+            left_s = max(0.0, seconds - self._spent_s())
+            if self._end.wait(min(left_s, threading.TIMEOUT_MAX)):
                 return
             self._act(name, f"{limit} spent", self.watched.resume, "stop")
 

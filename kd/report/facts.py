@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kd.report.metric import less_is_better
-from kd.report.ratio import Number, ratio
+from kd.report.ratio import Number, known, ratio
 from kd.report.records import percentile
 from kd.report.step_facts import COMPUTING, StepFacts, Swing, phase_share
 from kd.report.tables import Parts, results_of
@@ -238,11 +238,14 @@ class Facts(StepFacts):
     def computed_share(self) -> float:
         """Share of the run's answers that the teacher computed, 0 to 1; the others were read from a cache.
 
-        As counted at the run's end; before it, as its epochs and the cache's views would have it.
+        As counted at the end of a run in one part; of any other, as its epochs and the cache's views would have it: a part
+        counts its own answers alone.
         """
         if not self.cached:
             return 1.0
-        cache = self.run.summary.get("cache") or {}
+        starts = [event for event in self.run.events if event["name"] == "startup"]
+        resumed = len(starts) > len(self.run.headers)
+        cache = {} if resumed else self.run.summary.get("cache") or {}
         by_teacher = [cache] if "answers_read" in cache else list(cache.values())
         computed = sum(counts["answers_computed"] for counts in by_teacher)
         answers = computed + sum(counts["answers_read"] for counts in by_teacher)
@@ -317,12 +320,12 @@ class Facts(StepFacts):
     def best_val(self) -> Number:
         """The task's main metric of the student that is exported; while the run trains, its best value so far.
 
-        None where it was not validated.
+        None where it was not validated, or always was NaN.
         """
         metric = self.run.primary
-        exported = self.run.student.get("best_val") or {}
-        if self.has_ended and metric in exported:
-            return exported[metric]
+        exported = known((self.run.student.get("best_val") or {}).get(metric))
+        if self.has_ended and exported is not None:
+            return exported
         best = min if less_is_better(metric) else max
         column = f"val/{metric}"
         values = (row.get(column, math.nan) for row in self.run.metrics)

@@ -12,7 +12,7 @@ from kd.report.metric import (
     is_share,
     less_is_better,
 )
-from kd.report.ratio import ratio
+from kd.report.ratio import known, ratio
 from kd.report.records import RunRecords
 from kd.report.tables import Chart, Part, Table
 from kd.storage.of_weights import LABELS_ALONE
@@ -75,7 +75,7 @@ def headline(facts: Facts) -> Section | None:
     who = "The student" if run.teacher else "The model"
     if facts.exports_its_start():
         who += ", as it was before training,"
-    of_teacher = (run.teacher.get("val") or {}).get(metric)
+    of_teacher = known((run.teacher.get("val") or {}).get(metric))
     if not of_teacher:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
     text = f"{who} {_beside_teacher(facts, score, of_teacher)}"

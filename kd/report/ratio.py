@@ -21,6 +21,11 @@ def ratio(value: float, over: float, otherwise: float = 0.0) -> float:
     return otherwise
 
 
+def known(value: Number) -> Number:
+    """A value; None in the place of NaN."""
+    return None if value is None or math.isnan(value) else value
+
+
 def share(part: float, whole: float) -> float:
     """A part of a whole; 0 where there is no whole."""
     if whole > 0:

@@ -8,7 +8,7 @@ import torch
 
 from kd import annotate
 from kd.cli import train_main
-from kd.monitor.kernels import kind_of_work, summarize
+from kd.monitor.kernels import summarize
 from kd.report.records import PHASES, read_run
 from tests._files import read_json
 from tests._helpers import TINY, save_teacher
@@ -77,8 +77,3 @@ def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Pa
     items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
     assert train_main([f"recipe={recipe}", fail, *items]) == 1
     assert not torch.autograd._profiler_enabled()
-
-
-def test_group_of() -> None:
-    assert kind_of_work("aten::_scaled_dot_product_flash_attention") == "attention"
-    assert kind_of_work("aten::gelu") == "other"

@@ -156,6 +156,7 @@ def test_an_action_that_fails_leaves_the_others(
     assert capsys.readouterr().err.count("kd-train: TemperatureTooHigh: no room\n") == 1
 
 
+@pytest.mark.filterwarnings("error")
 def test_an_answer_of_the_rules_after_the_end_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +171,9 @@ def test_an_answer_of_the_rules_after_the_end_does_nothing(
     monkeypatch.setattr("kd.monitor.watch.ask_rules", slow)
     monkeypatch.setattr("kd.monitor.watch.WAITS_S", 0.01)
     stopped_for: list[str] = []
-    settings = MonitorSettings(rules_every_s=0.01, actions={"TemperatureTooHigh": "stop"})
+    settings = MonitorSettings(
+        rules_every_s=0.01, max_hours=1e9, actions={"TemperatureTooHigh": "stop"}
+    )
     watch = Watch(Watched(tmp_path), stopped_for.append, settings)
     trainer: Any = SimpleNamespace(is_global_zero=True, global_step=7)
     watch.on_train_start(trainer, None)  # type: ignore[arg-type]

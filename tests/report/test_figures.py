@@ -75,6 +75,10 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     run.summary["student"]["best_val"]["acc1"] = 0.9
     assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
     assert (status(run), label(Facts(run))) == ("done", "food/x")
+    run.summary["teacher"]["val"]["acc1"] = math.nan
+    assert headline(Facts(run))["text"] == "The student reaches acc1 90.0%"
+    run.summary["student"]["best_val"]["acc1"] = math.nan
+    assert headline(Facts(run)) is None
 
 
 def test_a_run_without_a_teacher_has_no_student() -> None:

@@ -173,8 +173,12 @@ def test_a_cache_that_held_views_before_still_holds_them() -> None:
         outlook_of(full, Change(cache=False))
 
 
-def test_several_teachers_caches_count_together() -> None:
+def test_several_teachers_caches_count_together_and_those_of_a_part_do_not() -> None:
     cached = reading()
+    resumed = reading()
+    resumed.run.events *= 2
+    resumed.run.summary["cache"] = {"answers_read": 400, "answers_computed": 0}  # of four epochs
+    assert outlook_of(resumed, Change(cache=False)).step_ms == pytest.approx(100)
     cached.run.summary["cache"] = {name: cached.run.summary["cache"] for name in ("a", "b")}
     assert outlook_of(cached, Change(cache=False)).step_ms == pytest.approx(100)
 

@@ -1,6 +1,5 @@
 """What a format is, and what runs its files."""
 
-import ast
 import logging
 import re
 import warnings
@@ -176,24 +175,19 @@ def about_formats() -> dict[str, str]:
     """What each format is, by name: the first line of its file, which is not imported."""
     about = {}
     for name in FORMATS:
-        first_line, _, _ = (ast.get_docstring(_source(name)) or "").partition("\n")
-        about[name] = first_line.replace("``", "")
+        first_line, _, _ = _source(name).partition("\n")
+        about[name] = first_line.strip('"').replace("``", "")
     return about
 
 
 def formats_with(ability: str) -> list[str]:
-    """The formats whose files set ``ability``, an attribute of :class:`Format`, to True; they are parsed, not imported."""
-    names = []
-    for name in FORMATS:
-        settings = [node for node in ast.walk(_source(name)) if isinstance(node, ast.Assign)]
-        if f"{ability} = True" in map(ast.unparse, settings):
-            names.append(name)
-    return names
+    """The formats whose files set ``ability``, an attribute of :class:`Format`, to True; they are read, not imported."""
+    return [name for name in FORMATS if f"\n    {ability} = True\n" in _source(name)]
 
 
-def _source(name: str) -> ast.Module:
-    """The file of a format."""
-    return ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+def _source(name: str) -> str:
+    """The text of a format's file."""
+    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 @contextmanager
