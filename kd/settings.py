@@ -674,7 +674,8 @@ class DataSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Refuses ``unlabeled_ratio`` without ``unlabeled``, ``tier`` without ``engine=ray``, and ``num_workers=0`` with it.
+        """Refuses ``unlabeled_ratio`` without ``unlabeled``, ``tier`` without ``engine=ray``, ``num_workers=0`` with it, and
+        ``on_bad_image=skip`` where no picture is looked at.
 
         Raises:
             ValidationError: names the field.
@@ -682,6 +683,8 @@ class DataSettings(Checked):
         if self.tier is not None and self.engine != "ray":
             problem = f"needs data.engine=ray, got {self.engine}; data.tier=null leaves it out"
             raise refused("tier", problem)
+        if self.on_bad_image == "skip" and self.check in ("off", False):
+            raise refused("on_bad_image", "skip needs data.check=headers or all, got off")
         if self.num_workers == 0 and self.engine == "ray":
             raise refused("num_workers", "must be auto or >= 1 with engine=ray, got 0")
         if self.unlabeled_ratio is not None and self.unlabeled is None:

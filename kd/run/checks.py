@@ -10,7 +10,7 @@ from kd.config.suggest import words as words_of_others
 from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run.keys import schema
-from kd.settings import MonitorSettings, height_width
+from kd.settings import MonitorSettings, height_width, teachers_in
 
 MONITOR = as_tree(MonitorSettings())
 RESOLVED = {"name", "resume", "rank_timeout_s"}
@@ -79,12 +79,15 @@ def check_read(
 
 
 def _deciding(idle: Mapping[str, Any], name: str, values: Mapping[str, Any]) -> dict[str, object]:
-    """The settings that decide whether a setting is read, with their values; true where it has keys below it."""
+    """The settings that decide whether a setting is read, with their values: a class's path, true where one has other keys
+    below it.
+    """
     found = {}
     for switch in idle["of"]:
         key = re.sub(f"^{idle['settings']}$", switch, name)
         has_keys_below = any(other.startswith(f"{key}.") for other in values)
-        found[key] = has_keys_below or values.get(key, _default(key))
+        named = values.get(f"{key}.class_path")
+        found[key] = named or has_keys_below or values.get(key, _default(key))
     return found
 
 
@@ -158,6 +161,19 @@ def notes_on_patches(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
             problem = f"{sides[0]} is no multiple of {patch}, the side of a patch"
             notes.append(f"{key}.img_size: {problem}: the model does not see the rest")
     return notes
+
+
+def note_on_losses(model: Mapping[str, Any]) -> list[str]:
+    """A line where there is a teacher and nothing is learnt from it.
+
+    Args:
+        model: the settings ``model``, resolved.
+    """
+    losses = model["distill_losses"] or {}
+    weights = [(node.get("init_args") or {}).get("weight", 1) for node in losses.values()]
+    if any(weights) or not teachers_in(model):
+        return []
+    return ["model.distill_losses: none, so the student learns from labels, not from its teacher"]
 
 
 def make_object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:

@@ -85,6 +85,7 @@ def find(kind: str, name: str) -> Path:
     known = [*names(kind)]
     if kind == "recipes":
         known += OTHER_NAMES
+    known += [file.name for file in sorted(Path().glob("*.yaml"))]
     remedy = why_needless(name) or f"{near(name, known)} (kd-train --list)"
     raise UserError(f"no {what} '{name}'{remedy}")
 

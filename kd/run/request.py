@@ -17,7 +17,7 @@ from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, channel_folder
 from kd.run import files, keys
-from kd.run.checks import check_read, check_warmup, notes_on_patches
+from kd.run.checks import check_read, check_warmup, note_on_losses, notes_on_patches
 from kd.run.gate import check_foreign, vouched
 from kd.run.keys import declared
 from kd.run.paths import find, part_of
@@ -192,7 +192,8 @@ class Request:
         check_read({**config, "resume": self.resume}, contents, typed)
         model = config["model"]
         models = {**teachers_in(model), "model.student": model["student"]}
-        self.notes += [note for note in notes_on_patches(models) if note not in self.notes]
+        notes = [*notes_on_patches(models), *note_on_losses(model)]
+        self.notes += [note for note in notes if note not in self.notes]
         if self.resume is None:
             check_warmup(config, typed)
 

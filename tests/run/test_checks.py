@@ -5,8 +5,10 @@ from kd.run.request import translate
 
 
 def test_a_size_that_patches_do_not_divide_is_noted() -> None:
-    request = translate(["recipe=foodtag_vit", "model.student.img_size=99"])
+    words = ["recipe=foodtag_vit", "model.student.img_size=99", "model.distill_losses=null"]
+    request = translate(words)
     request.check_read(request.resolved())
+    assert "model.distill_losses: none, so the student learns" in str(request.notes)
     assert any(
         note.startswith("model.student.img_size: 99 is no multiple") for note in request.notes
     )

@@ -18,7 +18,12 @@ PASSWORD = "so-secret"
 def test_secrets_are_shown_nowhere(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prints: Command
 ) -> None:
-    words = [f"recipe={recipe}", f"monitor.webhook={HOOK}", "trainer.logger=CSVLogger"]
+    words = [
+        f"recipe={recipe}",
+        f"monitor.webhook={HOOK}",
+        "monitor.actions.Overtraining=webhook",
+        "trainer.logger=CSVLogger",
+    ]
     words += [f"monitor.otlp=http://me:{PASSWORD}@127.0.0.1:9", "trainer.max_epochs=1"]
     printed = prints("train", [*words, "--print_config"])
     assert "webhook: '...'" in printed or "webhook: ..." in printed
