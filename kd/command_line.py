@@ -27,6 +27,8 @@ from kd.run.streams import quiet_libraries, unbroken_output
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """A disk that is full, read-only, or takes no file of this size: status 1, as for a run that fails."""
+HINT = " (KD_TRACEBACK=1 shows where)"
+"""After an error that nobody foresaw, for who can type the command again: not in SageMaker's file."""
 
 
 def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
@@ -82,7 +84,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
         if status is None and os.environ.get("KD_TRACEBACK"):
             raise
         if not isinstance(error, Stopped):
-            tell_failure(line)
+            tell_failure(line.removesuffix(HINT))
         of_all = not isinstance(error, UserError) or isinstance(error, UserErrorOfAll)
         if of_all or is_rank_zero():
             print(f"kd-{command}: {line}", file=sys.stderr)
@@ -116,7 +118,7 @@ def _line_of(error: Exception) -> tuple[str, int | None]:
         )
     if isinstance(error, PermissionError):
         return what, None
-    return f"{what} (KD_TRACEBACK=1 shows where)", None
+    return f"{what}{HINT}", None
 
 
 def _run(command: str, argv: Sequence[str]) -> int:
