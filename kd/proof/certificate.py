@@ -95,11 +95,7 @@ def certify(
     Raises:
         ValueError: no pictures, too few groups, or a model with :attr:`Outcomes.invalid` answers.
     """
-    for name, outcomes in zip(names, (reference, candidate), strict=True):
-        if outcomes.invalid:
-            raise ValueError(f"{name} answers NaN or infinity on {outcomes.invalid:,} pictures")
-    if not len(reference.values):
-        raise ValueError("a certificate needs labelled pictures, got none")
+    _refuse_unknown(reference, candidate, names)
     found: dict[str, Any] = {
         "reference": names[0],
         "candidate": names[1],
@@ -118,6 +114,17 @@ def certify(
         found["classes"] = by_class(reference, candidate, wanted, classes)
     found["text"] = lines(found)
     return found
+
+
+def _refuse_unknown(reference: Outcomes, candidate: Outcomes, names: tuple[str, str]) -> None:
+    """Raises a ValueError where a model has :attr:`Outcomes.invalid` answers, or there are no pictures; ``names`` are the
+    models'.
+    """
+    for name, outcomes in zip(names, (reference, candidate), strict=True):
+        if outcomes.invalid:
+            raise ValueError(f"{name} answers NaN or infinity on {outcomes.invalid:,} pictures")
+    if not len(reference.values):
+        raise ValueError("labelled pictures are needed, got none")
 
 
 def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
@@ -231,7 +238,10 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
 
 
 def gain_interval(
-    reference: Outcomes, candidate: Outcomes, confidence: float = 0.95
+    reference: Outcomes,
+    candidate: Outcomes,
+    names: tuple[str, str],
+    confidence: float = 0.95,
 ) -> tuple[float, float, float]:
     """The candidate's gain over the reference on the same pictures, and the lower and upper end of its two-sided interval.
 
@@ -241,8 +251,13 @@ def gain_interval(
     Args:
         reference: what one model did.
         candidate: what the other did.
+        names: of reference and candidate, for the errors.
         confidence: of the interval, in 0..1.
+
+    Raises:
+        ValueError: no pictures, or a model with :attr:`Outcomes.invalid` answers.
     """
+    _refuse_unknown(reference, candidate, names)
     pictures = len(reference.values)
     if reference.measure == "accuracy":
         counts = _counts(reference.values, candidate.values)

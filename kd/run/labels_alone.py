@@ -58,7 +58,7 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
         folder: of the run, with its trained student.
 
     Raises:
-        UserError: a training failed, or the folder has no student.
+        UserError: a training failed, the folder has no student, or a student answers NaN.
         Stopped: by a signal; the training by labels alone has saved.
     """
     if not run.config["labels_alone"]:
@@ -81,13 +81,17 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
     rate = choose(bests, key=lambda tried: bests[tried][metric])
     alone = _outcomes(students[rate], run)
     distilled = _outcomes(folder, run)
+    try:
+        gain = gain_interval(alone, distilled, (str(students[rate]), str(folder)))
+    except ValueError as error:
+        raise UserError(f"labels_alone: {error}") from error
     found = {
         "measure": distilled.measure,
         "pictures": len(distilled.values),
         "metric": metric,
         "rates": {f"{tried:.2g}": best[metric] for tried, best in bests.items()},
         "of_start": not bests[rate]["epoch"] and not summary["student"]["best_val"]["epoch"],
-        "gain": gain_interval(alone, distilled),
+        "gain": gain,
     }
     table = labels_alone_table(found)
     write_parts(folder, LABELS_ALONE, [table])
@@ -162,8 +166,4 @@ def _outcomes(folder: Path, run: Run) -> Outcomes:
             outcomes.update(seen.logits[""], None, seen.target, seen.index)
     found = outcomes.of("student")
     assert found is not None, "the settings refuse tasks whose pictures have no outcome"
-    if found.invalid:
-        raise UserError(
-            f"labels_alone: {folder} answers NaN or infinity on {found.invalid:,} pictures"
-        )
     return found

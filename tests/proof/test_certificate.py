@@ -1,5 +1,7 @@
 """Certificates in numbers and words, and the bootstrap behind those that are no counts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -97,7 +99,7 @@ def test_few_pictures_show_no_gain(pictures: int) -> None:
     """All of them gain alike: a bootstrap of these would have no spread."""
     errors = np.ones((pictures, 1))
     pair = [Outcomes("mean absolute error", scale * errors) for scale in (1.0, 0.9)]
-    assert gain_interval(*pair) == (pytest.approx(0.1), -np.inf, np.inf)
+    assert gain_interval(*pair, NAMES) == (pytest.approx(0.1), -np.inf, np.inf)
 
 
 @pytest.mark.parametrize("loss", [0.0001, 0.00141, 0.00451, 0.0098, 0.00999999])
@@ -252,6 +254,8 @@ def test_an_answer_of_nan_is_never_left_out(
     for student, teacher, name in ((bad, good, "the student"), (good, bad, "the teacher")):
         outcomes = PictureOutcomes(task)
         outcomes.update(student, teacher, target, torch.arange(32))
-        pair = outcomes.of("teacher"), outcomes.of("student")
-        with pytest.raises(ValueError, match=f"{name} answers NaN or infinity on 5 pictures"):
-            certify(*pair, ProofMargin(0.05), NAMES)  # type: ignore[arg-type]
+        pair: Any = outcomes.of("teacher"), outcomes.of("student")
+        ways: Any = (certify, ProofMargin(0.05), NAMES), (gain_interval, NAMES)
+        for measure, *words in ways:
+            with pytest.raises(ValueError, match=f"{name} answers NaN or infinity on 5 pictures"):
+                measure(*pair, *words)
