@@ -27,7 +27,7 @@ from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import Json, mapping_of
 from kd.storage.of_weights import LABELS_ALONE
-from kd.storage.run_urls import folder_of_recipe
+from kd.storage.run_urls import only_run, words_of_only_run
 from kd.storage.writing import appended, make_folder, remove
 
 RATES = (1.0, 1 / 3)
@@ -124,7 +124,7 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
         changes[f"{key}.cache"] = "off"
     home = folder / LABELS_ALONE / f"lr_{changes['optim.lr']:.2g}"
     make_folder(home)
-    trained = folder_of_recipe(home, run.config["recipe"]) / "000"
+    trained = only_run(home, run.config["recipe"])
     done = mapping_of(trained / "summary.json")
     if done.get("status") == "done" and done["epochs"] == epochs:
         return trained
@@ -135,7 +135,7 @@ def _train(run: Run, folder: Path, share: float, epochs: int) -> Path:
         remove(home)
         make_folder(home)
         changed = [as_word(key, value) for key, value in changes.items()]
-        words = [str(folder / "config.yaml"), *changed, f"runs_dir={home}"]
+        words = [str(folder / "config.yaml"), *changed, *words_of_only_run(home)]
     log = home / "log.txt"
     print(f"labels alone: optim.lr={changes['optim.lr']:.2g} ... (log: {log})", flush=True)
     with appended(log) as output:

@@ -32,7 +32,7 @@ from kd.run.trust import Trust
 from kd.settings import teachers_in
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, open_regular
-from kd.storage.run_urls import folder_of_recipe
+from kd.storage.run_urls import only_run, words_of_only_run
 from kd.storage.student_metadata import student_metadata_in
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder
@@ -379,7 +379,7 @@ def trained_teacher(
                     f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
                 )
             shutil.rmtree(final, ignore_errors=True)
-            (folder_of_recipe(part, name) / "000").rename(final)
+            only_run(part, name).rename(final)
             done = "the teacher is ready; now the student"
         # its checkpoints, seven times its size, and what is left of its training
         for folder in (final / "checkpoints", part):
@@ -398,7 +398,7 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
         name: of the teacher's recipe.
         limits: settings that make it as short as this run.
     """
-    run = folder_of_recipe(part, name) / "000"
+    run = only_run(part, name)
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)
         return [f"resume={run}"]
@@ -409,7 +409,7 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
     started = f"teacher: no checkpoint given, so recipe={name} trains one first ({kept})"
     print(started, flush=True)
     shutil.rmtree(part, ignore_errors=True)
-    return [*items, f"runs_dir={part}"]
+    return [*items, *words_of_only_run(part)]
 
 
 def run_to_end(items: list[str], what: str, popen: Mapping[str, object]) -> int:

@@ -59,6 +59,18 @@ def folder_of_recipe(runs_dir: str | Path, recipe: str) -> Path:
     return on_disk(str(runs_dir), "runs_dir") / recipe
 
 
+def only_run(home: Path, recipe: str) -> Path:
+    """The folder of the only run of a recipe in a folder that kd has made for it; begun with :func:`words_of_only_run`."""
+    return folder_of_recipe(home, recipe) / "000"
+
+
+def words_of_only_run(home: Path) -> list[str]:
+    """Words of ``kd-train``'s command line by which a run gets the folder :func:`only_run`, also of a recipe with a name
+    for its runs.
+    """
+    return [f"runs_dir={home}", "name=null"]
+
+
 def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first.
 

@@ -29,6 +29,7 @@ def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
         pictures,
         None,
         recipe="own",
+        name="mine",
         trainer__callbacks=[slow],
         trainer__max_epochs=5,
     )

@@ -20,7 +20,7 @@ from kd.report.records import rows_of_metrics
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import mapping_of
 from kd.storage.of_weights import LATENCY, read_of_weights
-from kd.storage.run_urls import folder_of_recipe
+from kd.storage.run_urls import only_run, words_of_only_run
 from kd.storage.writing import appended, remove
 
 LOG = "log.txt"
@@ -126,7 +126,7 @@ class TrialRun:
     @property
     def run(self) -> Path:
         """The run's folder."""
-        return folder_of_recipe(self.folder, self.recipe) / "000"
+        return only_run(self.folder, self.recipe)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class TrialRun:
             words = [f"resume={self.run}"]
         else:
             remove(self.run.parent)
-            words = [*items, f"runs_dir={self.folder}"]
+            words = [*items, *words_of_only_run(self.folder)]
         yield from self._ended([*words, "trainer.enable_progress_bar=false"])
 
     def time_student(self) -> Iterator[None]:

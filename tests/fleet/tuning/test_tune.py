@@ -27,7 +27,7 @@ from kd.fleet.tuning.space import space_of
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
 from kd.run.request import Request
-from tests._files import json_lines, read_json, read_yaml
+from tests._files import json_lines, read_json, read_yaml, write_yaml
 from tests._forks import ForkedRun, start, status_of, wait_until
 from tests._helpers import ROOT, Command, run_cli
 from tests._runs import disturb, summary_of
@@ -349,6 +349,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
 
 
 def test_the_winner_runs_again_on_fresh_seeds(recipe: Path, prints: Command) -> None:
+    write_yaml(recipe, read_yaml(recipe) | {"name": "mine"})  # which no trial is called
     items = [
         f"recipe={recipe}",
         "trainer.max_epochs=1",
