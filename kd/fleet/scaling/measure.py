@@ -24,7 +24,7 @@ SHORT = [
     "preflight=warn", "trainer.max_epochs=1000", "trainer.num_nodes=1", "trainer.limit_val_batches=0",
     "trainer.limit_train_batches=null", "trainer.log_every_n_steps=10", "trainer.enable_progress_bar=false",
     "optim.warmup_epochs=0", "monitor.enabled=true", "monitor.interval_s=0.2", "monitor.health_every=0",
-    "monitor.rules_every_s=0", 'trainer.callbacks+={"class_path": "kd.monitor.ring.Ring"}',
+    "monitor.rules_every_s=0", "labels_alone=false", 'trainer.callbacks+={"class_path": "kd.monitor.ring.Ring"}',
 ]  # fmt: skip
 # recorded phases of a step, by part of the model
 PHASES_OF = {"teacher": ("teacher",), "forward": ("student", "loss"), "backward": ("backward",),

@@ -46,6 +46,7 @@ def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
         "processes=1,2",
         "strategies=zero,fsdp",
         "steps=12",
+        "labels_alone=true",
         program="scale",
         timeout=900,
     )
