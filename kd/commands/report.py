@@ -36,6 +36,7 @@ Needs neither torch nor a network.
 class WhatIf(Change, CommandOptions):
     """The words after ``--what-if``."""
 
+    WORDS = (1, 1)
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "instances": ("prices=FILE",),
         "prices": ("instances=NAMES",),
@@ -81,7 +82,7 @@ def run(request: Request) -> Result | int | None:
         return _set(request)
     if "what-if" in request.flags:
         return _what_if(request)
-    if request.overrides:
+    if request.overrides or request.recipe or request.overlays:
         raise UserError(
             "takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)"
         )

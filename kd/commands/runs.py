@@ -67,7 +67,7 @@ def run(request: Request, options: RunsOptions) -> Result:
     cleans = request.rest[:1] == ["clean"]
     folders = request.rest[1:] if cleans else request.rest
     deletes = "yes" in request.flags
-    if len(folders) > 1 or request.recipe or ((options.given or deletes) and not cleans):
+    if len(folders) > 1 or ((options.given or deletes) and not cleans):
         raise UserError("takes [RUNS_DIR], or clean [RUNS_DIR] [older=DAYS] [--yes]")
     folder = Path(*folders or ["runs"])
     if folders and not folder.is_dir():

@@ -94,7 +94,8 @@ def take_options(group: type[Group], request: Request) -> Group:
         request: loses them.
 
     Raises:
-        UserError: another key than the group's :attr:`CommandOptions.OTHERS`, or a value that an option does not take.
+        UserError: another key than the group's :attr:`CommandOptions.OTHERS`, a recipe for a command of words, or a value
+            that an option does not take.
     """
     names = names_of(group)
     dicts = tuple(f"{one.name}." for one in declared(group) if one.default_factory is dict)
@@ -103,6 +104,13 @@ def take_options(group: type[Group], request: Request) -> Group:
         if key.startswith(dicts):
             names.append(key)
     taken = take(request, *names)
+    of_no_use = {
+        "recipe": group.WORDS[1] and request.recipe,
+        "config": group.OTHERS == "none" and request.overlays,
+    }
+    for key, given in of_no_use.items():
+        if given:
+            raise UserError(f"{key}: has no effect here: a run has settings of its own")
     if group.OTHERS != "run":
         refuse_others(request, names, of_data=group.OTHERS == "data")
     return options_of(group, taken)
