@@ -313,7 +313,10 @@ def read_job(request: Request, options: JobOptions, example: str) -> Job:
     items += request.trusted
 
     # the settings, checked as the run itself would check them
-    runs_dir = take(request, "runs_dir").get("runs_dir")
+    taken = take(request, "runs_dir", "name")
+    if "name" in taken:
+        raise UserError(f"name: the run has the job's name, which job={taken['name']} gives")
+    runs_dir = taken.get("runs_dir")
     run = Run.of(replace(request, here=False))
     if run.config["optim"]["kwargs"]:  # the optimizer says what it takes: torch
         from kd.optim import OptimSpec

@@ -110,19 +110,19 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
                      "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
     assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
     check_script(text)
-    more = ["sbatch.qos=high", "sbatch.mem=64G", "sbatch.constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
-            "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
+    more = ["sbatch.qos=high", "sbatch.mem-per-cpu=4G", "sbatch.constraint=a100|h100", "sbatch.exclude=node7",
+            "sbatch.exclusive=", "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", *more)
     options = [
         "--qos=high",
-        "--mem=64G",
+        "--mem-per-cpu=4G",
         "--constraint='a100|h100'",
         "--exclude=node7",
         "--exclusive",
     ]
     assert "".join(f"#SBATCH {option}\n" for option in options) in text
     assert (
-        f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS"
+        f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS=${{OMP_NUM_THREADS:-8}}\n"
         in text
     )
     check_script(text)
@@ -138,9 +138,10 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "#SBATCH hetjob\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n"
         in text
     )
-    assert "KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 " in text
+    assert "KD_ROLE=data MASTER_ADDR=$head srun --cpus-per-task=32 --het-group=1 " in text
     assert (
-        "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --het-group=0 " in text
+        "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --cpus-per-task=8 --het-group=0 "
+        in text
     )
     check_script(text)
 

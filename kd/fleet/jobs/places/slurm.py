@@ -27,8 +27,8 @@ SCRIPT = """\
 #SBATCH --output={log}
 {data}set -uo pipefail
 cd {here} || exit 1
-{setup}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}
-{start_data}srun --kill-on-bad-exit=1 {srun}{program} {command}
+{setup}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cores}}}
+{start_data}srun --kill-on-bad-exit=1 --cpus-per-task={cores} {srun}{program} {command}
 status=$?
 {end_data}if [ "$status" -eq 143 ]; then
   echo "kd-train saved on SIGTERM: the job goes back into the queue"
@@ -39,7 +39,7 @@ exit "$status"
 START_DATA = """\
 export RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)
-KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 {srun}{program} {command} &
+KD_ROLE=data MASTER_ADDR=$head srun --cpus-per-task={cores} --het-group=1 {srun}{program} {command} &
 data=$!
 export KD_DATA_NODES={count} MASTER_ADDR=$head
 """
@@ -90,20 +90,24 @@ class Slurm(Target):
         tier = {"data": "", "start_data": "", "end_data": ""}
         if data_machines:
             train_srun = f"--het-group=0 {container}"
-            resources = _resources(job, "data_instances", data_machines, 1)
-            start = START_DATA.format(**shared, srun=container, count=data_machines.count)
+            resources, cores = _resources(job, "data_instances", data_machines, 1)
+            start = START_DATA.format(
+                **shared, srun=container, cores=cores, count=data_machines.count
+            )
             tier = {
                 "data": f"#SBATCH hetjob\n{resources}\n",
                 "start_data": start,
                 "end_data": END_DATA,
             }
 
+        train, cores = _resources(job, "instances", job.machines, job.processes or 1)
         setup = job.options.setup
         text = SCRIPT.format(
             **shared,
             **tier,
             name=job.name,
-            train=_resources(job, "instances", job.machines, job.processes or 1),
+            train=train,
+            cores=cores,  # srun takes them from its own command line alone (SLURM 22.05 and later)
             minutes=max(1, round(60 * job.hours)),
             log=shlex.quote(str(job.folder.absolute() / "log")),
             here=shlex.quote(str(Path.cwd())),
@@ -129,8 +133,9 @@ class Slurm(Target):
         )
 
 
-def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
-    """The ``#SBATCH`` lines of one part of the job: nodes, processes, cores, GPUs and the options that the user gives.
+def _resources(job: Job, key: str, machines: Machines, processes: int) -> tuple[str, int]:
+    """The ``#SBATCH`` lines of one part of the job: nodes, processes, cores, GPUs and the options that the user gives; and
+    the cores of each process.
 
     Cores of each process: ``cpus_per_task``, else :data:`CORES` on machines with GPUs, else the machine's cores dealt
     to its processes. The user's options are the same for the machines that train and those that prepare data.
@@ -159,14 +164,15 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     ]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    for name, value in job.options.sbatch.items():
+    for key, value in job.options.sbatch.items():
+        name = key.replace("_", "-")  # as the command line has each key
         # what the script sets itself is found by its text
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
             raise UserError(
                 f"sbatch.{name}: {name} is not an option of sbatch, or one of the job's own keys sets it"
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
-    return "\n".join(f"#SBATCH {line}" for line in lines)
+    return "\n".join(f"#SBATCH {line}" for line in lines), cores
 
 
 TARGET = Slurm()
