@@ -164,8 +164,8 @@ class TeacherSettings(ModelSettings):
     """The teacher has a classifier; without one it teaches by its features alone."""
 
     weight: Positive = 1.0
-    """Its share of the mean, among several teachers; where they have no classifiers, the factor of
-    the losses that use it.
+    """Its share of the mean of logits, among several teachers with classifiers. A loss of one teacher
+    has a weight of its own.
     """
 
     classes: list[str] | str | None = None
