@@ -52,6 +52,7 @@ class RunTeacher:
     key = "model.teacher"  # its configuration key, named in errors
     closed = ""  # why its layers can't be used
     link = ""  # what makes probabilities of its logits, see Task.link
+    gives_numbers = False  # whether its answers are numbers in units
     gives_probabilities: bool | None = None
     """Whether its model ends with ``link``; None before its first answer."""
     device = torch.device("cpu")
@@ -111,11 +112,13 @@ class RunTeacher:
                 member.to(device, member.dtype)
 
     def expect(self, task: Task) -> None:
-        """Takes over the ``link`` of the task that the answers serve, by which :meth:`as_logits` recognises probabilities.
+        """Takes over the ``link`` of the task that the answers serve, by which :meth:`as_logits` recognises probabilities,
+        and whether they are numbers, which a model gives in float32.
 
         Members take it over too; a teacher without a classifier has none. Before the call outputs count as logits.
         """
         self.link = task.link if self.has_head else ""
+        self.gives_numbers = self.has_head and task.answers == "numbers"
         for member in self.members.values():
             if member is not self:
                 member.expect(task)

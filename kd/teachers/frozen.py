@@ -74,8 +74,9 @@ class FrozenTeacher(RunTeacher):
     ) -> "FrozenTeacher":
         """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
-        They are stored in ``dtype``, as autocast would cast frozen weights each step. With ``keep`` the first call of
-        all keeps a copy as loaded for :meth:`original`. The first call also compiles the model, where ``compile`` is set.
+        They are stored in ``dtype``, as autocast would cast frozen weights each step; in float32 where the answers are
+        numbers in units, for which half precision has too few digits. With ``keep`` the first call of all keeps a copy as
+        loaded for :meth:`original`. The first call also compiles the model, where ``compile`` is set.
         A teacher in shards stays where it is. With ``placement=shard`` each process must call it.
 
         Raises:
@@ -83,6 +84,8 @@ class FrozenTeacher(RunTeacher):
         """
         if self.spec.placement not in ("same", "shard"):
             device = torch.device(self.spec.placement)
+        if self.gives_numbers:
+            dtype = torch.float32
         if self._placed and (self.is_shared_out or (device, dtype) == (self.device, self.dtype)):
             return self
         self.identity()  # of the weights as loaded

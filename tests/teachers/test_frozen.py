@@ -4,8 +4,11 @@ import timm
 import torch
 
 from kd.models import Preprocess
+from kd.tasks import Regression
 from kd.teachers.frozen import FrozenTeacher, dtype_for
 from tests._helpers import refuses
+
+INPUT = Preprocess(2, (0.5,) * 3, (0.5,) * 3)
 
 
 def test_a_teacher_stays_in_the_precision_of_the_training() -> None:
@@ -23,9 +26,7 @@ class TwoLayers(torch.nn.Sequential):
 
 def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precision() -> None:
     model = TwoLayers(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)))
-    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3)).to(
-        torch.device("cpu"), torch.bfloat16
-    )
+    teacher = FrozenTeacher(model, INPUT).to(torch.device("cpu"), torch.bfloat16)
     assert teacher(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)).shape == (4, 3)
     with refuses("has no single classifier"):
         teacher.classifier()
@@ -45,20 +46,20 @@ class NotOfTimm(torch.nn.Module):
 def test_a_network_that_timm_has_not_built_has_the_datas_classes_too() -> None:
     model = NotOfTimm()
     columns = torch.tensor([2, 0])
-    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3), columns=columns)
+    teacher = FrozenTeacher(model, INPUT, columns=columns)
     images = torch.randn(4, 3, 2, 2)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            teacher.in_the_datas_classes()(images), model(images)[:, columns]
-        )
+    torch.testing.assert_close(teacher.in_the_datas_classes()(images), model(images)[:, columns])
 
 
 def test_a_classifier_by_its_name_stays_as_loaded_in_half_precision() -> None:
+    """A teacher of numbers is in none: 1990.3 would be 1984 in bfloat16, and 100,007 infinite in float16."""
     model = NotOfTimm()
     weight = model.fc.weight.detach().clone()
-    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3))
+    teacher = FrozenTeacher(model, INPUT)
     teacher.to(torch.device("cpu"), torch.bfloat16)
     assert torch.equal(teacher.classifier()[0], weight)
+    teacher.expect(Regression(3))
+    assert teacher.to(torch.device("cpu"), torch.bfloat16).dtype == torch.float32
 
 
 def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes() -> None:
