@@ -1,7 +1,7 @@
 """Profiles a window of steps: the operations that take the time, by named range."""
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -176,8 +176,8 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
         and not any(start <= e.time_range.start <= end for start, end in asides)
     ]
     starts = [start for start, _, _ in ranges]
-    time_ms: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str], int] = defaultdict(int)
+    time_ms: Counter[tuple[str, str]] = Counter()
+    calls: Counter[tuple[str, str]] = Counter()
     for event in operations:
         if event.device_type != torch.autograd.DeviceType.CPU:
             continue
@@ -187,7 +187,6 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
             time_ms[key] += spent
             calls[key] += 1
     total = sum(time_ms.values()) or 1.0
-    top = sorted(time_ms, key=lambda key: -time_ms[key])[:TOP]
     groups: dict[str, float] = defaultdict(float)
     for (name, _), ms in time_ms.items():
         groups[kind_of_work(name)] += ms / total
@@ -195,11 +194,11 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> Json:
         {
             "name": key[0][:100],
             "range": key[1],
-            "ms": round(time_ms[key] / steps, 4),
-            "share": round(time_ms[key] / total, 4),
+            "ms": round(ms / steps, 4),
+            "share": round(ms / total, 4),
             "calls": round(calls[key] / steps, 1),
         }
-        for key in top
+        for key, ms in time_ms.most_common(TOP)
     ]
     return {
         "top": rows,

@@ -122,14 +122,11 @@ def _of_machine(numbers: RunNumbers) -> dict[str, Values]:
         if key in sample:
             reading = sample[key]
             largest = max(reading) if isinstance(reading, list) else reading
-            of_gauge = values.setdefault(gauge, {})
-            of_gauge[labels] = factor * float(largest)
+            values.setdefault(gauge, {})[labels] = factor * float(largest)
     for number, gpu in enumerate(sample.get("gpu", [])):
-        label = str(number)
         for key, gauge in OF_GPUS.items():
             if key in gpu:
-                of_gauge = values.setdefault(gauge, {})
-                of_gauge[(label,)] = float(gpu[key])
+                values.setdefault(gauge, {})[(str(number),)] = float(gpu[key])
     return values
 
 

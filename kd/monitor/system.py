@@ -143,10 +143,7 @@ class Delays:
         worst: dict[int, tuple[float, int]] = {}  # of each process: % of the time, the thread
         for pid, threads in self._before.items():
             earlier = before.get(pid, {})
-            waits = []
-            for tid, ns in threads.items():
-                if tid in earlier:
-                    waits.append((ns - earlier[tid], tid))
+            waits = [(ns - earlier[tid], tid) for tid, ns in threads.items() if tid in earlier]
             if waits and spent > 0:
                 longest_ns, tid = max(waits)
                 percent = round(longest_ns / spent / 1e7, 1)

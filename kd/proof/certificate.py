@@ -337,11 +337,12 @@ def by_class(
         b = counts["only_reference"]
         c = counts["only_candidate"]
         of_reference = b + counts["both_right"]
+        pictures = int(chosen.sum())
         row = {
             "name": names[class_id] if class_id < len(names) else str(class_id),
-            "pictures": int(chosen.sum()),
-            "reference": of_reference / int(chosen.sum()),
-            "candidate": (c + counts["both_right"]) / int(chosen.sum()),
+            "pictures": pictures,
+            "reference": of_reference / pictures,
+            "candidate": (c + counts["both_right"]) / pictures,
             "p_value": worse_p_value(b, c),
             # even if the candidate lost all that the reference is right on
             "least_p_value": 0.5**of_reference,

@@ -200,12 +200,15 @@ def paired(first: str, other: str, pair: "PairedCounts") -> str:
     >>> paired("a", "b", PairedCounts(100, 2, 6))
     'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 points (-1.9 to 10.8), paired, 95 % interval'
     """
-    gap = pair.gap
-    points, low, high = (100 * gap[end] for end in ("difference", "low", "high"))
     return (
         f"{first} alone is right on {pair.only_reference} of {pair.pictures} pictures, {other} alone on "
-        f"{pair.only_candidate}: {with_interval(points, low, high)}, paired, 95 % interval"
+        f"{pair.only_candidate}: {gap_in_points(pair.gap)}, paired, 95 % interval"
     )
+
+
+def gap_in_points(gap: Json) -> str:
+    """A difference of two accuracies with its interval (:attr:`kd.proof.paired.PairedCounts.gap`), as text."""
+    return with_interval(*(100 * gap[end] for end in ("difference", "low", "high")))
 
 
 def certificate_table(certificate: Json, pictures: str) -> Table:

@@ -246,7 +246,7 @@ class Facts(StepFacts):
         starts = [event for event in self.run.events if event["name"] == "startup"]
         resumed = len(starts) > len(self.run.headers)
         cache = {} if resumed else self.run.summary.get("cache") or {}
-        by_teacher = [cache] if "answers_read" in cache else list(cache.values())
+        by_teacher = [cache] if "answers_read" in cache else cache.values()
         computed = sum(counts["answers_computed"] for counts in by_teacher)
         answers = computed + sum(counts["answers_read"] for counts in by_teacher)
         if answers:

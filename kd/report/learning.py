@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines
-from kd.report.evaluated import run_table, with_interval
+from kd.report.evaluated import gap_in_points, run_table
 from kd.report.facts import Facts
 from kd.report.metric import (
     PROBE,
@@ -99,9 +99,8 @@ def _beside_teacher(facts: Facts, score: float, of_teacher: float) -> str:
     gap = facts.run.fidelity.get("gap") if metric == "acc1" else None
     in_points = ""
     if gap:
-        points, low, high = (100 * gap[end] for end in ("difference", "low", "high"))
         count = counted(gap["pictures"], "picture")
-        in_points = f", {with_interval(points, low, high)} on {count}"
+        in_points = f", {gap_in_points(gap)} on {count}"
     against = f"{metric} {shown} against {taught}{in_points}"
     if gap and gap["low"] <= 0 <= gap["high"]:
         return f"can't be told from its teacher by these pictures: {against}"
