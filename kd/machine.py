@@ -74,11 +74,11 @@ def choose_device(name: str | None = None) -> "torch.device":
 
 def peak_memory_mb() -> float:
     """The most memory of the host that this process has held so far (resident), in MB (2**20 bytes)."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
-        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
-        assert peak_kb is not None
-        return int(peak_kb[1]) / 2**10
+    with suppress(OSError):  # Linux, where getrusage would count the parent's memory at the fork
+        status = Path("/proc/self/status").read_text()
+        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)
+        if peak_kb is not None:  # gVisor's status has none
+            return int(peak_kb[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform == "darwin":
         return peak / 2**20

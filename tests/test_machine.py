@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kd.launch.child import start_kd_train
-from kd.machine import cache_dir, processor, python, signals_kept
+from kd.machine import cache_dir, peak_memory_mb, processor, python, signals_kept
 from scripts.house import tree_of
 from tests._helpers import ROOT, error_in_a_thread
 
@@ -54,6 +54,7 @@ def test_python_names_a_processor_that_linux_does_not(
     monkeypatch.setattr("kd.machine.Path", lambda path: cpuinfo)
     monkeypatch.setattr(platform, "processor", lambda: "aarch64")
     assert processor() == "aarch64"
+    assert peak_memory_mb() > 10  # nor has every kernel's status a peak: gVisor's
 
 
 def test_every_child_python_is_started_by_one_function() -> None:
