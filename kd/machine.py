@@ -75,8 +75,8 @@ def choose_device(name: str | None = None) -> "torch.device":
 def peak_memory_mb() -> float:
     """The most memory of the host that this process has held so far (resident), in MB (2**20 bytes)."""
     with suppress(OSError):  # Linux, where getrusage would count the parent's memory at the fork
-        status = Path("/proc/self/status").read_text()
-        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)
+        status = Path("/proc/self/status")
+        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
         if peak_kb is not None:  # gVisor's status has none
             return int(peak_kb[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Self, TypeVar, cast
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -218,12 +219,18 @@ class Monitor(Callback):
         if self._loop is not None and self._loop.batches is None:
             self.phases.clock.within(BETWEEN)
 
-    def log(self, loss: Tensor) -> None:
+    def log(self, loss: Tensor | float) -> None:
         """Records the loss of the present step of a plain loop, for the page and the rules; nothing waits for a GPU.
 
         Args:
-            loss: a tensor of one number; it must not be changed in place afterwards.
+            loss: a number, or a tensor of one; it must not be changed in place afterwards.
+
+        Raises:
+            UserError: a tensor of several numbers.
         """
+        loss = torch.as_tensor(loss)
+        if loss.numel() != 1:
+            raise UserError(f"watch.log: must be one number, got shape {tuple(loss.shape)}")
         if self._loop is not None:
             self._results.log_loss(cast(Trainer, self._loop), loss)
 

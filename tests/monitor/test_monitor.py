@@ -172,11 +172,15 @@ def test_a_loop_that_stops_says_why(tmp_path: Path) -> None:
         epochs = 0
         while not watch.stopped:
             for _ in watch(OwnLoader(0.02)):
-                pass
+                watch.log(0.5)
+                with refuses(r"watch.log: must be one number, got shape \(2,\)"):
+                    watch.log(torch.ones(2))
             epochs += 1
     assert watch.stopped == "MaxHours"
     assert epochs < 100
-    assert read_run(tmp_path / "run").summary["status"] == "stopped: MaxHours"
+    run = read_run(tmp_path / "run")
+    assert run.summary["status"] == "stopped: MaxHours"
+    assert run.metrics[0]["train/loss"] == 0.5
 
 
 def test_a_problem_names_its_setting_and_is_printed_as_it_is(
