@@ -35,7 +35,8 @@ def check_fit(
     """
     if not task.learns_from(data.kind):
         raise other_targets(type(task).__name__, task.kind, data.kind)
-    members = [name for name in (teacher.members if teacher is not None else ()) if name != ALL]
+    teachers = teacher.members if teacher is not None else {}
+    members = [name for name in teachers if name != ALL]
     for name, member in teacher_of.items():
         if name not in losses:
             raise UserError(f"model.teacher_of.{name}: loss '{name}' not found{among(losses)}")
@@ -47,8 +48,12 @@ def check_fit(
         refused = ""
         if isinstance(loss, LogitLoss):
             refused = task.refuses(loss)
-            if not refused and teacher is not None and not teacher.has_head:
-                refused = "needs a teacher with a classifier, and model.teacher.head=false has none"
+            read = teacher_of.get(name, ALL)  # one of several, or the mean of all
+            for member, model in teachers.items():
+                if not refused and read in (ALL, member) and not model.has_head:
+                    refused = (
+                        f"needs a teacher with a classifier, and {model.key}.head=false has none"
+                    )
         refused = refused or _lacking_labels(loss, task, data)
         if refused:
             raise UserError(f"model.distill_losses.{name}: {type(loss).__name__} {refused}")
