@@ -1,7 +1,7 @@
 """Checks that the settings' own types and groups can't make: by what is typed."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kd.config.kinds import as_tree
@@ -111,31 +111,6 @@ def _default(name: str) -> object:
     """The default of a setting, by its plain key; None for one without a fixed name."""
     key = schema().get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", name))
     return key.value if key else None
-
-
-def check_warmup(config: Mapping[str, Any], typed: Container[str]) -> None:
-    """Refuses a typed warm-up that would be the whole run.
-
-    One of the recipe, or of a trial run, is shortened (:func:`kd.optim.steps_of_warmup`).
-
-    Args:
-        config: resolved settings.
-        typed: keys of the command line.
-
-    Raises:
-        UserError: names both settings.
-    """
-    trainer = config["trainer"]
-    epochs = trainer["max_epochs"]
-    warmup = config["optim"]["warmup_epochs"]
-    is_limited = trainer["limit_train_batches"] is not None or trainer["overfit_batches"]
-    is_trial = bool(trainer["fast_dev_run"] or is_limited)
-    if "optim.warmup_epochs" not in typed or is_trial or not epochs or epochs < 0:
-        return
-    if warmup >= epochs:
-        raise UserError(
-            f"optim.warmup_epochs: must be < trainer.max_epochs={epochs}, as the whole run would be warm-up, got {warmup:g}"
-        )
 
 
 def notes_on_patches(models: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, channel_folder
 from kd.run import files, keys
-from kd.run.checks import check_read, check_warmup, note_on_losses, notes_on_patches
+from kd.run.checks import check_read, note_on_losses, notes_on_patches
 from kd.run.gate import check_foreign, vouched
 from kd.run.keys import declared
 from kd.run.paths import find, part_of
@@ -175,7 +175,7 @@ class Request:
     def check_read(self, config: Mapping[str, Any]) -> None:
         """Refuses settings that no part of a run with these settings would read (:func:`kd.run.checks.check_read`).
 
-        Of a new run a typed warm-up that fills it is refused too. Called once, by ``kd-train`` and ``kd.train``.
+        Called once, by ``kd-train`` and ``kd.train``.
 
         Args:
             config: what :meth:`resolved` gave.
@@ -194,8 +194,6 @@ class Request:
         models = {**teachers_in(model), "model.student": model["student"]}
         notes = [*notes_on_patches(models), *note_on_losses(model)]
         self.notes += [note for note in notes if note not in self.notes]
-        if self.resume is None:
-            check_warmup(config, typed)
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, each followed by what it changes of this recipe alone (:func:`part_of`), in rising

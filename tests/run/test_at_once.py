@@ -15,7 +15,6 @@ from kd.config import parts as listed
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES
 from kd.run.build import build
-from kd.run.checks import check_warmup
 from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run
@@ -78,8 +77,6 @@ LINES = [
      "BinaryKDLoss and the losses over features are defined for them: model.distill_losses.kd=BinaryKDLoss"),
     (["tune", *DISTIL, "search.optim.lr=log(1e-5,1e-3)"], "search.optim.lr: [a, b, c] a choice"),
     (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
-    (["train", *DISTIL, "optim.warmup_epochs=30"],
-     "optim.warmup_epochs: must be < trainer.max_epochs=30, as the whole run would be warm-up, got 30"),
 ]  # fmt: skip
 
 FOLDER = ["data.source=ImageFolder"]
@@ -348,17 +345,6 @@ def test_the_table_of_losses_is_that_of_the_tasks() -> None:
         for name in OVER_LOGITS:
             refused = getattr(tasks, task)(3).refuses(getattr(losses, name)())
             assert (refused != REFUSED_LOSSES[task]) == (name in allowed), (task, name)
-
-
-SHORT = [["trainer.max_epochs=1"], ["config=debug"], ["trainer.fast_dev_run=true", "optim.warmup_epochs=40"],
-         ["trainer.max_steps=3"], ["optim.warmup_epochs=29.5"]]  # fmt: skip
-
-
-@pytest.mark.parametrize("items", SHORT, ids=str)
-def test_a_short_run_is_not_refused_for_its_warmup(items: list[str]) -> None:
-    request = translate(["recipe=photos", *items])
-    typed = [word.partition("=")[0] for word in items]
-    check_warmup(request.resolved(), typed)
 
 
 def test_pictures_that_were_listed_are_taken_over_once(finished: Path) -> None:
