@@ -29,7 +29,8 @@ def weights_file(path: Path, key: str) -> Path:
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
-        place = f"{url[1]}://{url[2]}"
+        root = "/" if url[1] in ("file", "local") else ""  # these have three
+        place = f"{url[1]}://{root}{url[2]}"
         if path.suffix not in FILES:
             place = f"{url_of_run(place, key)}/student.safetensors"
         return fetched(place, key)

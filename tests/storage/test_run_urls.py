@@ -15,7 +15,6 @@ from kd.storage.objects import TIMES, file_system
 from kd.storage.run_urls import (
     fetched_run,
     folder_of_recipe,
-    on_disk,
     run_at,
 )
 from kd.storage.weights_files import weights_file
@@ -34,10 +33,6 @@ def recipe_in_store(own_cache: Path) -> Iterator[str]:
     files.pipe_file(f"{path}/latest", b"000\n")
     yield url
     files.rm(path, recursive=True)
-
-
-def test_on_disk() -> None:
-    assert on_disk("runs/food", "runs_dir").as_posix() == "runs/food"
 
 
 def test_links_are_refused_in_a_run_and_not_in_a_folder_of_pictures(tmp_path: Path) -> None:
@@ -69,12 +64,16 @@ def test_the_folder_of_a_recipes_runs_is_built_in_one_place() -> None:
     assert places == ["kd.fleet.sizing.search", "kd.storage.run_urls"]
 
 
-def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) -> None:
+def test_weights_are_taken_from_the_run_that_latest_names(
+    recipe_in_store: str, tmp_path: Path
+) -> None:
     for run in ("000", "latest", "latest/"):
         file = weights_file(Path(f"{recipe_in_store}/{run}"), "model.student.checkpoint")
         assert file.read_bytes() == b"weights"
     with refuses("^weights: run memory://urls/other/latest not found$"):
         weights_file(Path("memory://urls/other/latest"), "weights")
+    (tmp_path / "a.pth").touch()
+    assert weights_file(Path(f"file://{tmp_path}/a.pth"), "weights").is_file()
 
 
 def test_a_finished_run_that_was_fetched_is_finished(recipe_in_store: str) -> None:
