@@ -102,7 +102,9 @@ def parts_in(text: str) -> Parts:
         return {}
 
 
-def compare_fingerprints(text: str, fingerprint: Parts, folder: str, key: str) -> dict[str, Any]:
+def compare_fingerprints(
+    text: str, fingerprint: Parts, folder: str, key: str, setting: str = "cache_dir"
+) -> dict[str, Any]:
     """Compares the fingerprint that a cache holds with the run's.
 
     Args:
@@ -110,6 +112,7 @@ def compare_fingerprints(text: str, fingerprint: Parts, folder: str, key: str) -
         fingerprint: the parts that must be equal; other parts of the file are not compared.
         folder: where it is, named in errors.
         key: the teacher's configuration key, likewise.
+        setting: below it, that names the folder.
 
     Returns:
         The file's content.
@@ -122,12 +125,12 @@ def compare_fingerprints(text: str, fingerprint: Parts, folder: str, key: str) -
         stored_parts = {name: dict(stored[name]) for name in fingerprint}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
+            f"{key}.{setting}: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
         ) from error
     for name, part in fingerprint.items():
         for difference in differences(stored_parts[name], part).values():
             raise UserError(
-                f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}"
+                f"{key}.{setting}: {folder} was filled with other {NAMED.get(name, name)}: {difference}"
             )
     return dict(stored)
 

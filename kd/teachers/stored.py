@@ -160,7 +160,7 @@ class StoredAnswers(RunTeacher):
             every_view = not stored.get("transform")
             parts = {"teacher": stored.get("teacher", {}), **parts_of(data, split, every_view)}
             try:
-                compare_fingerprints(text, parts, place, self.key)
+                compare_fingerprints(text, parts, place, self.key, "answers")
             except UserError as error:
                 differing = differing or error
                 continue

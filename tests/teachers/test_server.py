@@ -199,6 +199,7 @@ def test_a_run_reads_what_was_asked_once(
     hint = ["model.distill_losses.hint=HintLoss", "model.taps.hint={student: norm, teacher: norm}"]
     for words, message in (
         (["seed=1"], "was filled with other transforms: seed is 0 there, 1 here"),
+        (["data.img_size=24"], f"model.teacher.answers: {folder}/train-"),
         (
             ["model.teacher.cache=only", "model.teacher.cache_topk=2"],
             "cache_topk: has no effect on stored answers",
