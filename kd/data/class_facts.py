@@ -37,7 +37,7 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     key = f"data.class_facts: {file}"
     try:
         with lines_of(Path(file).expanduser()) as lines:
-            table = csv.DictReader(lines, restkey="more")
+            table = csv.DictReader(lines)
             rows = [row for row in table if any(row.values())]
             label_column, *names = table.fieldnames or [""]
     except (OSError, ValueError, csv.Error) as error:
@@ -58,7 +58,7 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
         if label not in ids or label in seen:
             problem = "twice" if label in seen else "that the data does not have"
             raise UserError(f"{key} names the class '{label}' {problem}")
-        if any(row.get("more") or ()):
+        if any(row.get(None) or ()):
             raise UserError(f"{key} has more fields for '{label}' than the header")
         seen.add(label)
         for name, column in columns.items():

@@ -25,9 +25,9 @@ def test_the_expectation_is_under_the_probabilities_of_known_classes() -> None:
 def test_fields_that_are_missing_or_empty_are_not_known(tmp_path: Path) -> None:
     """Rows of a spreadsheet are as long as its longest one; classes may be missing."""
     file = tmp_path / "facts.csv"
-    file.write_text("class,kcal,price,,\napple,52,,,\n,,,,\n cake ,,3\n")
+    file.write_text("class,kcal,more,,\napple,52,,,\n,,,,\n cake ,,3\n")
     facts = read_class_facts(str(file), DataInfo(CLASSES))
-    assert facts == {"kcal": [52.0, None, None, None], "price": [None, None, 3.0, None]}
+    assert facts == {"kcal": [52.0, None, None, None], "more": [None, None, 3.0, None]}
 
 
 def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
