@@ -23,6 +23,8 @@ TABLES = {
     ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json", ".jsonl": "json",
 }  # fmt: skip
 """The readers of ``datasets`` for a local folder's files, by their endings; pictures have another."""
+TYPED = ("parquet", "arrow")
+"""Those whose files hold the names of their class ids."""
 OF_PICTURES = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
 """Files with the columns of the pictures that lie beside them."""
 SETTINGS = {"dataset_infos.json", "dataset_info.json", "state.json"}
@@ -147,7 +149,7 @@ class HuggingFace(Source):
         import datasets
 
         where = f"{self.path} ({name})"
-        arguments = self._arguments()
+        arguments = self._arguments(name)
         with without_retries(self.path) as unreachable:
             try:
                 builder: Any = datasets.load_dataset_builder(*arguments)
@@ -214,11 +216,12 @@ class HuggingFace(Source):
             self.note(f"{files.unread} file(s) that name no split are not read")
         return files
 
-    def _arguments(self) -> list[Any]:
+    def _arguments(self, name: str = "") -> list[Any]:
         """The arguments of ``load_dataset_builder``, by position.
 
         They are the name on the hub; for a folder its files' reader, two that are not given, and the files by split, with
-        the stamp of each, so that a changed file is read again.
+        the stamp of each, so that a changed file is read again. Of files that list their classes themselves
+        (:data:`TYPED`) only those of the split ``name``: ``datasets`` reads all ids by the list in the first file.
 
         Raises:
             UserError: the path is the name of a reader of ``datasets``.
@@ -234,7 +237,10 @@ class HuggingFace(Source):
             return [self.path]
 
         by_split = {}
-        for split, files in self._local.by_split.items():
+        splits = self._local.by_split
+        if self._local.reader in TYPED and name in splits:
+            splits = {name: splits[name]}
+        for split, files in splits.items():
             stamps = [(stamp_of_file(file),) for file in files]  # another state, another table
             by_split[split] = DataFilesList(files, stamps)
         return [self._local.reader, None, None, by_split]
