@@ -22,7 +22,7 @@ OFFSET = f"{UNITS}.offset"
 
 @torch.no_grad()
 def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_units: bool) -> None:
-    """Multiplies the classifier's output by the targets' deviations and adds their means, in a hook.
+    """Multiplies the classifier's output by the targets' deviations and adds their means, in a hook; once for a model.
 
     Args:
         model: with a linear classifier of C outputs, which gets the hook and :data:`UNITS`.
@@ -37,6 +37,8 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
         raise UserError(
             f"model.student.arch: numbers need a linear classifier with a bias, {type(model).__name__} has none"
         )
+    if hasattr(classifier, UNITS):  # of an earlier run on a user's own model
+        return
     means_and_deviations = classifier.weight.new_tensor(scales, dtype=torch.float32).T  # (2, C)
     scale_C, offset_C = means_and_deviations.flip(0).contiguous()
     units = Float32()
