@@ -248,8 +248,6 @@ class ImageFolder(Source):
         names = folders_in(self.folder)
         if split in self.folders:
             name = getattr(self._layout, split) or split
-        elif split in names:
-            name = split
         else:
             name = choose_split_name(names, split, self.key, self.root, has_setting=False) or split
         return joined(self.folder, name)

@@ -188,11 +188,8 @@ class SegmentationFolder(Source):
         """
         images = joined(self.folder, self.folders[0])
         names = folders_in(images)
-        if split in names:
-            return split
-        return (
-            choose_split_name(names, split, "data.source.root", images, has_setting=False) or split
-        )
+        name = choose_split_name(names, split, "data.source.root", images, has_setting=False)
+        return name or split
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`; pictures may lie at any depth of the split's folder. No mask is opened.
