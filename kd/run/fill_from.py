@@ -61,6 +61,10 @@ def fill_from(
         return
     check_mixing(data)
     is_chat = urllib.parse.urlsplit(place).path.endswith(CHAT)
+    if is_chat and task.no_class_id:
+        raise UserError(
+            f"from: {place} is asked for the class of a picture, the data {task.no_class_id}"
+        )
     kind = Chat if is_chat else AnswerServer
     _from_server(kind(place, settings), data, task, out)
 

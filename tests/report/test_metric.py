@@ -15,6 +15,7 @@ from kd.report.metric import (
 @pytest.mark.parametrize(("metric", "less", "column"), [
     ("acc1", False, True), ("feature_loss", True, True), ("kd_loss", True, False), ("params", True, True),
     ("iou_sky", False, False), ("wall_s", True, True), ("latency_ms", True, True),
+    ("val/mae_red", True, True), ("low/val/rmse", True, True), ("val/r2_red", False, True),
 ])  # fmt: skip
 def test_metrics_have_a_direction_and_a_column_or_none(
     metric: str, less: bool, column: bool

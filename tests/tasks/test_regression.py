@@ -15,7 +15,6 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from kd.cli import eval_main, export_main, predict_main, train_main
 from kd.losses.numbers import RegressionKDLoss
 from kd.models.output_scale import scale_output, unit_output
-from kd.report.metric import less_is_better
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.regression import Regression
@@ -69,15 +68,6 @@ def test_the_metrics_are_those_of_torchmetrics_over_the_known_targets() -> None:
         )
     assert found["r2"].item() == pytest.approx((found["r2_red"] + found["r2_green"]).item() / 2)
     assert set(found) == set(task.metric_names(teacher=True))
-
-
-def test_errors_are_better_small_under_their_logged_names() -> None:
-    """A checkpoint kept by ``val/mae``, or a search for it, once preferred the largest."""
-    assert (
-        less_is_better("val/mae_red")
-        and less_is_better("low/val/rmse")
-        and not less_is_better("val/r2_red")
-    )
 
 
 def test_one_target_has_plain_names() -> None:

@@ -14,7 +14,11 @@ import pytest
 from PIL import Image
 
 from kd.cli import main
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import ImageFolder
+from kd.run.fill_from import fill_from
 from kd.settings import AskSettings
+from kd.tasks import MultiLabel
 from kd.teachers.chat import Chat
 from tests._helpers import CLASSES, refuses, write_recipe
 from tests._http import Handler, http_server
@@ -108,20 +112,16 @@ def test_what_is_no_answer_is_one_line(endpoint: Any, monkeypatch: pytest.Monkey
         asked.logits_of(views_of(9))
     with refuses("budget of 3 pictures is used up"):
         asked.logits_of(views_of(1, 2, 3, 4))
+    with refuses(
+        "no letter of a class, but 'The'$"
+    ):  # endpoints write -9999 for the logarithm of 0
+        asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
     with refuses("the environment has no variable NOT_SET"):
         chat(endpoint, key="NOT_SET")
     with refuses("one letter of 52, the data has 81 classes"):
         Chat(endpoint.url, AskSettings(model="eyes")).connect(["a"] * 81)
     with refuses("from.prompt: must hold {classes}"):
         Chat(endpoint.url, AskSettings(model="eyes", prompt="What is it?"))
-
-
-def test_letters_without_any_probability_are_no_answer() -> None:
-    """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
-    asked = Chat("http://127.0.0.1:1/v1/chat/completions", AskSettings(model="eyes"))
-    asked.connect(["apple", "bread"])
-    with refuses("no letter of a class, but 'The'$"):
-        asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
 
 
 def test_a_run_learns_from_what_it_has_answered(
@@ -133,6 +133,9 @@ def test_a_run_learns_from_what_it_has_answered(
 ) -> None:
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "chat.yaml", pictures, None, model__distill_losses=losses)
+    data = DistillationDataModule(ImageFolder(str(pictures)))
+    with refuses("is asked for the class of a picture, the data has several labels a picture"):
+        fill_from(endpoint.url, AskSettings(model="eyes"), data, MultiLabel())
     fill = [f"recipe={recipe}", f"from={endpoint.url}", "from.views=1", "from.model=eyes"]
     assert main("cache", fill) == 0
     assert len(endpoint.seen) == len(set(endpoint.seen)) == 48 + 16
@@ -140,5 +143,4 @@ def test_a_run_learns_from_what_it_has_answered(
     assert f"use them with model.teacher.answers={folder}" in capsys.readouterr().out
     trained = run(recipe, f"model.teacher.answers={folder}", "trainer.max_epochs=1")
     assert len(endpoint.seen) == 48 + 16
-    summary = summary_of(trained)
-    assert summary["teacher"]["val"]["acc1"] == 1
+    assert summary_of(trained)["teacher"]["val"]["acc1"] == 1
