@@ -85,8 +85,10 @@ class WatchedResults(Callback):
         """
         by_first(trainer.strategy, lambda: self._begin(trainer, module))
         self._began = True
-        self._metrics = MetricsCSV(self.folder)
-        trainer.loggers = [*trainer.loggers, self._metrics]
+        metrics = MetricsCSV(self.folder)
+        trainer.loggers = [*trainer.loggers, metrics]
+        if trainer.is_global_zero:  # Lightning's rank_zero_only knows no ranks of a plain loop
+            self._metrics = metrics
 
     def _begin(self, trainer: Trainer, module: LightningModule | None) -> None:
         """Makes the folder and its copy in a store, and writes ``config.yaml``.
@@ -148,7 +150,7 @@ class WatchedResults(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drops the rows of ``metrics.csv`` that a training which resumes makes again, on rank 0."""
         resumes = trainer.ckpt_path is not None
-        if resumes and trainer.is_global_zero and self._metrics is not None:
+        if resumes and self._metrics is not None:
             self._metrics.drop_from(trainer.global_step)
 
     def on_train_batch_end(

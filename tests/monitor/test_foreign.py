@@ -313,4 +313,5 @@ def test_two_ranks_of_a_plain_loop(tmp_path: Path) -> None:
     run_ranks([str(tmp_path / "run")], tmp_path / "log", program=plain_ranks)
     run = read_run(tmp_path / "run")
     assert run.headers[0]["world_size"] == 2
+    assert [row["step"] for row in run.metrics] == [*range(24)]  # of rank 0 alone
     check_that_rank_1_is_named(run)
