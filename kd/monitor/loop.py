@@ -1,6 +1,6 @@
 """A plain training loop, in the form in which the monitor's parts read Lightning's trainer."""
 
-import os
+import socket
 from collections.abc import Iterable, Iterator, Sized
 from itertools import count
 from types import SimpleNamespace
@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch import Tensor, nn
+
+from kd.processes import of_all_processes
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -60,16 +62,18 @@ class PlainLoop:
     sanity_checking = False
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        """Reads ranks from ``torch.distributed`` and torchrun's variables; all other attributes are named as in a
-        Trainer.
+        """Reads ranks from ``torch.distributed``, and machines from the processes' hosts: all must call this. The other
+        attributes are named as in a Trainer.
         """
         self.strategy = LoopStrategy(model)
         together = dist.is_available() and dist.is_initialized()
         self.global_rank = dist.get_rank() if together else 0
         self.world_size = dist.get_world_size() if together else 1
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))  # as torchrun sets it
-        self.num_devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        self.node_rank = int(os.environ.get("GROUP_RANK", 0))
+        hosts = of_all_processes(socket.gethostname())
+        here = hosts[self.global_rank]
+        self.local_rank = hosts[: self.global_rank].count(here)
+        self.num_devices = hosts.count(here)
+        self.node_rank = [*dict.fromkeys(hosts)].index(here)
         self.profiler: Profiler = PassThroughProfiler()
         self.loggers: list[Any] = []
         self.callback_metrics: dict[str, Tensor] = {}

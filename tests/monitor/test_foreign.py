@@ -283,7 +283,9 @@ def lightning_ranks(items: list[str]) -> int:
 
 def plain_ranks(items: list[str]) -> int:
     """A program of a rank: a loop around DistributedDataParallel."""
-    rank = int(os.environ["LOCAL_RANK"])
+    rank = int(
+        os.environ.pop("LOCAL_RANK")
+    )  # as torch.multiprocessing.spawn has it: in no variable
     dist.init_process_group("gloo", rank=rank, world_size=2)
     net = DistributedDataParallel(linear())
     with kd.Monitor(items[0], rules_every_s=0) as watch:
@@ -312,6 +314,6 @@ def test_two_ranks_of_lightnings_ddp_stop_at_the_same_step(tmp_path: Path) -> No
 def test_two_ranks_of_a_plain_loop(tmp_path: Path) -> None:
     run_ranks([str(tmp_path / "run")], tmp_path / "log", program=plain_ranks)
     run = read_run(tmp_path / "run")
-    assert run.headers[0]["world_size"] == 2
+    assert (run.headers[0]["world_size"], run.headers[1]["processes"]) == (2, 2)
     assert [row["step"] for row in run.metrics] == [*range(24)]  # of rank 0 alone
     check_that_rank_1_is_named(run)
