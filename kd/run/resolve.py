@@ -111,7 +111,7 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     given = merge.all_of(tree, layers)
     if "${" in str(given) and not merge.unknown:
         defaults = merge.whole(merged([DEFAULTS]))
-        given = _interpolated(merge.all_of(defaults, [given]))
+        given = merge.all_of({}, [_interpolated(merge.all_of(defaults, [given]))])
     if merge.unknown:
         key = merge.unknown[0]
         known = [*schema(), *_keys_in(given)]
@@ -430,6 +430,9 @@ class _Merge:
                 not trusted, and it is other than null.
         """
         if isinstance(value, list) and kind in listed.SEVERAL:
+            others = [item for item in value if not isinstance(item, Mapping)]
+            if others:
+                raise ValueError(f"each must be a class, got {others[0]}")
             return [self.part(item, kind) for item in value]
         if not isinstance(value, Mapping):
             if kind in TAKE_WORDS or value is None:
