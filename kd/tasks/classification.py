@@ -124,11 +124,8 @@ class Classification(Task):
             return training and target.shape == (pictures, self.num_classes)
         if target.shape != (pictures,):
             return False
-        lowest = 0
-        if training:
-            lowest = -1
-        highest = self.num_classes - 1
-        return within(target, lowest, highest)
+        lowest = -1 if training else 0
+        return within(target, lowest, self.num_classes - 1)
 
     @staticmethod
     def _known(target: Tensor) -> Tensor:

@@ -490,9 +490,7 @@ class KeptLogits:
             logits: ``(N, C, ...)``.
         """
         rows = logits.to(self.dtype).cpu()
-        bytes_of_one = 0
-        if len(rows):
-            bytes_of_one = rows[0].nbytes
+        bytes_of_one = rows[:1].nbytes  # 0 of an empty batch
         pictures = max(self.pictures, len(self.rows) + len(rows))
         if self.full or pictures * bytes_of_one > self.limit:
             self.full = True

@@ -160,13 +160,12 @@ class _StudentFit:
         stream to size 1.
         """
         student = self.student
-        measured = self.measured
-        teacher = measured.model
+        teacher = self.measured.model
         projection = self.projection
         if pools_by_attention(student):
-            projection = inherit_pool(student, measured, self.streams, projection)
+            projection = inherit_pool(student, self.measured, self.streams, projection)
         if inherits_head(student, teacher):
-            inherit_head(student, teacher, self.streams, projection, measured.logits)
+            inherit_head(student, teacher, self.streams, projection, self.measured.logits)
         scale_stream(student, self.factor)
 
 

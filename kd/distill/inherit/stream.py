@@ -55,13 +55,8 @@ def embedding(student: ViT, teacher: ViT) -> Embedding:
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
     width = len(weight)
-    no_tokens = weight.new_zeros(1, 0, width)
-    prefix_tokens = [no_tokens, no_tokens]
-    if teacher.cls_token is not None:
-        prefix_tokens[0] = teacher.cls_token
-    if teacher.reg_token is not None:
-        prefix_tokens[1] = teacher.reg_token
-    tokens = torch.cat(prefix_tokens, 1)
+    there = [x for x in (teacher.cls_token, teacher.reg_token) if x is not None]
+    tokens = torch.cat([weight.new_zeros(1, 0, width), *there], 1)
 
     rows, columns = student.patch_embed.grid_size
     if teacher.pos_embed is None:
