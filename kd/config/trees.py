@@ -16,8 +16,8 @@ def leaves(
         path: dotted key of ``tree`` itself, which the yielded keys begin with.
         in_lists: whether lists are entered.
 
-    >>> [*leaves({"a": {"b": [1, 2]}, "c": {}})]
-    [('a.b', 1), ('a.b', 2), ('c', {})]
+    >>> [*leaves({"a": {"b": 1, "c": [2, {"d": 3}]}, "e": {}})]
+    [('a.b', 1), ('a.c', 2), ('a.c.d', 3), ('e', {})]
     """
     entries = [(path, value) for value in tree]
     if isinstance(tree, Mapping):

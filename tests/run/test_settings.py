@@ -21,7 +21,6 @@ from kd.settings import (
     LearningSettings,
     OptimSettings,
     TrainerSettings,
-    height_width,
 )
 from kd.teachers import RunTeacher
 from tests._helpers import ROOT
@@ -137,11 +136,6 @@ def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     for name, word in words:
         meant = adapter(keys.schema()[name].kind).validate_python(yaml.safe_load(word))
         assert meant in (word, word == "on")
-
-
-def test_one_number_is_a_square() -> None:
-    assert height_width(224) == (224, 224)
-    assert height_width([168, 224]) == (168, 224)
 
 
 def test_lightnings_trainer_takes_what_is_said_of_it() -> None:

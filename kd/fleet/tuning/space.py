@@ -88,6 +88,11 @@ def space_of(key: str, text: object) -> Space:
 
     Raises:
         UserError: none of these forms, an empty list or range, or a range on a log scale that does not begin above 0.
+
+    >>> space_of("optim.lr", "log:1e-5..1e-3")
+    Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True, above=None, under=())
+    >>> space_of("data.batch_size", "[16, 32]").choices
+    (16, 32)
     """
     wrong = UserError(f"search.{key}: {FORMS}; got {text}")
     value = text

@@ -6,11 +6,6 @@ from kd.fleet.jobs.job import JobOptions, _prices, read_machines
 from tests._helpers import refuses
 
 
-def test_read_machines() -> None:
-    assert repr(read_machines("instances", "4xA100:8")) == "Machines(count=4, type='A100:8')"
-    assert read_machines("instances", "ml.g5.xlarge").count == 1
-
-
 def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
     """An hour of all machines of a group; what is wrong names the key that was typed."""
     file = tmp_path / "prices.yaml"

@@ -8,7 +8,7 @@ import kd.losses
 from kd.errors import UserError
 from kd.fleet.tuning import plan
 from kd.fleet.tuning.space import Space, space_of
-from kd.run.request import Request, as_word
+from kd.run.request import Request
 from tests._files import read_yaml
 from tests._helpers import ROOT
 
@@ -30,19 +30,6 @@ def test_no_search_of_ours_tries_a_loss_that_its_recipe_refuses(file: Path) -> N
         for name in value
     ]
     assert not (mixes and [name for name in tried if getattr(kd.losses, name).needs_class_ids])
-
-
-def test_parse() -> None:
-    assert space_of("optim.lr", "log:1e-5..1e-3") == Space(
-        "optim.lr", None, low=1e-05, high=0.001, log=True
-    )
-    assert space_of("data.batch_size", "[16, 32]").choices == (16, 32)
-
-
-def test_item() -> None:
-    assert as_word("optim.lr", 1e-05) == "optim.lr=1.0e-05"
-    assert as_word("data.size", [1, 2]) == "data.size=[1, 2]"
-    assert as_word("a", "B") == "a=B"
 
 
 def test_a_key_three_levels_down_is_tried_below_both_choices(
