@@ -587,6 +587,9 @@ def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
         batches: how many the epoch has in this process; infinite: not known, and the factor is always 1.
         accumulate: batches of an optimizer step; the trainer divides each loss by it.
         batch_idx: number of the batch in the epoch, from 0.
+
+    >>> [short_window(6, 4, batch_idx) for batch_idx in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
     """
     first_of_window = batch_idx - batch_idx % accumulate
     return accumulate / min(accumulate, batches - first_of_window)
@@ -600,6 +603,9 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
         warmup_steps: as of :func:`warmup_then`.
         total_steps: likewise.
         min_ratio: the factor at the run's end and after it, >= 0.
+
+    >>> [round(warmup_cosine(step, 2, 6, min_ratio=0.0), 3) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
     """
 
     def factor(progress: float) -> float:
@@ -635,6 +641,9 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[int]) -
         step: optimizer steps done.
         warmup_steps: of the warm-up; milestones within it take effect at its end.
         milestones: optimizer steps, ascending.
+
+    >>> [round(warmup_then_steps(step, 2, milestones=[3, 5]), 3) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

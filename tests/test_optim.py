@@ -13,10 +13,7 @@ from kd.optim import (
     _order_state_as_weights,
     build_optimizer,
     scaled_to_batch,
-    short_window,
     steps_done,
-    warmup_cosine,
-    warmup_then_steps,
 )
 from tests._helpers import refuses
 
@@ -81,34 +78,6 @@ def test_a_step_that_kwargs_name_takes_the_fused_ones_place() -> None:
 def test_steps_done() -> None:
     assert steps_done(12, 6, 12, -1)
     assert steps_done(12, 6, 100, 20) == 12
-
-
-def test_short_window() -> None:
-    assert [short_window(6, 4, b) for b in range(6)] == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
-
-
-def test_warmup_cosine() -> None:
-    assert [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)] == [
-        0.5,
-        1.0,
-        1.0,
-        0.854,
-        0.5,
-        0.146,
-        0.0,
-    ]
-
-
-def test_warmup_then_steps() -> None:
-    assert [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)] == [
-        0.5,
-        1.0,
-        1.0,
-        0.1,
-        0.1,
-        0.01,
-        0.01,
-    ]
 
 
 @pytest.mark.parametrize(
