@@ -16,7 +16,7 @@ from kd.report import limits, rules
 from kd.report.__main__ import __file__ as report_main_file
 from kd.report.facts import Facts
 from kd.report.html import _drawn, write_comparison, write_report
-from kd.report.ratio import MOST, ratio, share, speedup, times, without
+from kd.report.ratio import MOST
 from kd.report.records import PHASES, RunRecords, read_run
 from kd.report.rules import Explained
 from kd.report.sections import PAGE, report
@@ -203,27 +203,6 @@ def test_a_gpu_that_reads_0_percent_is_unknown_and_not_idle() -> None:
         assert known_utilisation(samples) == (
             [] if busy is None else [reading["util"] for reading in readings]
         )
-
-
-def test_ratios() -> None:
-    assert [
-        ratio(1, 0),
-        ratio(0, 0),
-        ratio(1, float("nan")),
-        ratio(float("inf"), 2),
-        ratio(3, 2),
-    ] == [0, 0, 0, 0, 1.5]
-    assert ratio(1, 0, otherwise=1.0) == 1.0
-    assert [share(1, 0), share(1, -1), share(1, 4)] == [0, 0, 0.25]
-    assert [speedup(0, 0), speedup(5, 0), speedup(5, 5), speedup(5, -1)] == [1, MOST, 1, MOST]
-    assert [without(0), without(0.5), without(1), without(2)] == [1, 2, MOST, MOST]
-    assert [times(2, 3), times(0, 3), times(None, 3), times(3, 0), times(40, 1)] == [
-        "1.50x",
-        "",
-        "",
-        "0x",
-        "0.025x",
-    ]
 
 
 GUARDED = ("limits", "facts", "step_facts", "rules", "judges", "series", "sections", "charts", "comparison",
