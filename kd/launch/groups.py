@@ -231,6 +231,11 @@ def has_gpus(instance_type: str) -> bool | None:
 
     Args:
         instance_type: ``p4d.24xlarge``, or as SageMaker writes it, ``ml.p4d.24xlarge``.
+
+    >>> has_gpus("ml.p5.48xlarge"), has_gpus("ml.g6e.xlarge"), has_gpus("ml.m7i.large"), has_gpus("ml.trn1.2xlarge")
+    (True, True, False, False)
+    >>> has_gpus("my-machine") is None
+    True
     """
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
@@ -262,6 +267,11 @@ def gpus_in(instance_type: str) -> int | None:
     """How many NVIDIA GPUs an instance type of AWS has (``ml.g5.12xlarge``: 4).
 
     0 without any; None where the type, or the number of its family's GPUs, is not known here.
+
+    >>> gpus_in("ml.p4d.24xlarge"), gpus_in("ml.g5.12xlarge"), gpus_in("g5.16xlarge"), gpus_in("ml.c5.large")
+    (8, 4, 1, 0)
+    >>> gpus_in("ml.g7.48xlarge"), gpus_in("local")
+    (None, None)
     """
     if not has_gpus(instance_type):
         return 0 if has_gpus(instance_type) is False else None

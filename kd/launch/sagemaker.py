@@ -75,8 +75,10 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
 def _as_text(value: object) -> str:
     """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON.
 
-    ``'"adamw"'`` becomes ``adamw``; ``'3'``, ``'[1, 2]'`` and ``'adamw'`` stay as they are; what is not text is written
-    as JSON.
+    What is not text is written as JSON.
+
+    >>> _as_text('"adamw"'), _as_text("adamw"), _as_text("0.1"), _as_text("[1, 2]"), _as_text(0.1), _as_text({"a": True})
+    ('adamw', 'adamw', '0.1', '[1, 2]', '0.1', '{"a": true}')
     """
     if not isinstance(value, str):
         return json.dumps(value)

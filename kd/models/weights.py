@@ -382,6 +382,9 @@ def names_in(content: object) -> list[str]:
 def _name_list(value: object) -> list[str]:
     """Names in the order of their numbers: the keys of a mapping to numbers, the values of one from numbers, or a list as
     it is; [] of anything else.
+
+    >>> _name_list({"bread": 1, "apple": 0}), _name_list({"1": "bread", "0": "apple"}), _name_list([3, 4])
+    (['apple', 'bread'], ['apple', 'bread'], [])
     """
     if isinstance(value, Mapping):
         are_numbers = all(type(number) is int for number in value.values())

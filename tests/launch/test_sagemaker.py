@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 
-from kd.launch.sagemaker import _as_text, channel_folder
+from kd.launch.sagemaker import channel_folder
 from kd.run.request import merge, translate, with_folders
 from tests._files import write_json
 from tests._forks import start, status_of
@@ -129,11 +129,3 @@ def test_a_channel_whose_name_begins_with_another_one(
         monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")
     settings = {name: f"channel:{name}" for name in names}
     assert with_folders(settings) == {name: f"/data{i}" for i, name in enumerate(names)}
-
-
-def test_as_text() -> None:
-    assert _as_text("0.1") == "0.1"
-    assert _as_text(0.1) == "0.1"
-    assert _as_text('"tiny"') == "tiny"
-    assert _as_text("tiny") == "tiny"
-    assert _as_text({"a": True}) == '{"a": true}'

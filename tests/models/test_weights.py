@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint
-from kd.models.weights import _name_list, about, read_names
+from kd.models.weights import about, read_names
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._files import write_json
@@ -147,12 +147,6 @@ def test_a_teacher_without_a_name(tmp_path: Path) -> None:
         build_teacher(TeacherSpec(checkpoint=str(save_teacher(tmp_path / "t.safetensors"))), 4)
     with refuses(r"model.student.arch: which model\?"):
         assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec())
-
-
-def test_name_list() -> None:
-    assert _name_list({"bread": 1, "apple": 0}) == ["apple", "bread"]
-    assert _name_list({"1": "bread", "0": "apple"}) == ["apple", "bread"]
-    assert _name_list([3, 4]) == []
 
 
 @pytest.mark.parametrize("content", ['{"0": "cat", "1": "dog"}', '"cat"', "3"])

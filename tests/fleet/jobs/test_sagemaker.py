@@ -11,7 +11,6 @@ import pytest
 
 from kd.cli import main
 from kd.fleet.aws import aws_session
-from kd.launch.groups import gpus_in
 from tests._files import read_json, write_json
 from tests._forks import start, status_of
 from tests._helpers import Command, write_recipe
@@ -124,23 +123,6 @@ def test_data_in_a_file_system_and_more_of_the_request(
     }
     assert request["OutputDataConfig"]["KmsKeyId"] == "alias/kd"
     assert request["OutputDataConfig"]["S3OutputPath"].startswith("s3://kd-test/runs/")
-
-
-def test_parts_of_requests() -> None:
-    types = [
-        "ml.p4d.24xlarge",
-        "ml.g5.12xlarge",
-        "g5.16xlarge",
-        "ml.c5.large",
-    ]
-    assert [gpus_in(name) for name in (*types, "ml.g7.48xlarge", "local")] == [
-        8,
-        4,
-        1,
-        0,
-        None,
-        None,
-    ]
 
 
 def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFixture[str]) -> None:
