@@ -160,6 +160,11 @@ def without_common_folders(names: Sequence[str]) -> list[str]:
 
     Files that all have the same name (``a/student.pth``, ``b/student.pth``) are named by their folders. Where some paths are
     absolute and others not, none is shortened.
+
+    >>> without_common_folders(["runs/food/000", "runs/food/001"]), without_common_folders(["a/best", "b/best"])
+    (['000', '001'], ['a/best', 'b/best'])
+    >>> without_common_folders(["runs/a/student.pth", "runs/b/student.pth"]), without_common_folders(["runs/a/student.pth"])
+    (['a', 'b'], ['student.pth'])
     """
     paths = [Path(name) for name in names]
     folders = [path.parent for path in paths]

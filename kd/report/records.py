@@ -290,6 +290,10 @@ def is_kept(number: int, share: float) -> bool:
     Args:
         number: of the record, from 1.
         share: of the records that are kept, above 0 and up to 1.
+
+    >>> kept = {share: {number for number in range(10_000) if is_kept(number, share)} for share in (0.25, 0.5, 1.0)}
+    >>> kept[0.25] < kept[0.5] < kept[1.0], len(kept[0.25]), len(kept[1.0])
+    (True, 2502, 10000)
     """
     return ((number - 1) * _SPREAD) % 2**32 < share * 2**32
 
@@ -629,6 +633,9 @@ def percentile(values: Sequence[float], q: float) -> float:
 
     ``x[i] + (x[i + 1] - x[i]) * f`` of the sorted values, where ``i + f = (n - 1) q / 100``: numpy's default method
     (type 7 of Hyndman and Fan, "Sample quantiles in statistical packages", 1996).
+
+    >>> percentile([1, 2, 3, 4], 50)
+    2.5
     """
     if not values:
         return math.nan

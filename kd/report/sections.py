@@ -336,7 +336,11 @@ def _operations(facts: Facts) -> Table | None:
 
 
 def flat(config: Json) -> dict[str, str]:
-    """Nested settings as text by dotted key; "" for null."""
+    """Nested settings as text by dotted key; "" for null.
+
+    >>> flat({"a": {"b": 1, "c": {}}, "d": None})
+    {'a.b': '1', 'a.c': '{}', 'd': ''}
+    """
     values = flatten(config) if config else {}
     return {key: "" if value is None else str(value) for key, value in values.items()}
 

@@ -15,7 +15,7 @@ from kd.report.evaluated import exports_parts, labels_alone_table
 from kd.report.facts import Facts
 from kd.report.learning import headline
 from kd.report.records import RunRecords
-from kd.report.sections import _cards, flat, notes, status
+from kd.report.sections import _cards, notes, status
 from kd.report.tables import write_parts
 
 
@@ -186,10 +186,6 @@ def test_a_card_names_the_start_that_the_student_had(tmp_path: Path) -> None:
         run.summary = {"student": {"start": start}}
         starts[start] = "from the teacher's layers" in card(run)
     assert starts == {"inherited": True, "scratch": False, "pre-trained": False}
-
-
-def test_settings_are_rows_of_key_and_value() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": "1", "a.c": "{}", "d": ""}
 
 
 def hot_cores(use: list[list[float]]) -> str:

@@ -14,7 +14,6 @@ import kd
 from kd.report.facts import Facts
 from kd.report.records import (
     Writer,
-    is_kept,
     percentile,
     read_lines,
     read_results,
@@ -171,19 +170,6 @@ def test_torn_lines_and_broken_records_are_noted(tmp_path: Path) -> None:
         "x.jsonl: 3 records left out: a field is missing, or a number is NaN or infinite",
         "x.jsonl: its header is torn: records before the next one are left out",
     ]
-
-
-def test_what_is_kept_at_a_share_is_kept_at_every_larger_one() -> None:
-    assert all(is_kept(n, 0.5) for n in range(2000) if is_kept(n, 0.25))
-    assert all(is_kept(n, 1.0) for n in range(2000))
-
-
-def test_kept() -> None:
-    assert abs(sum(is_kept(n, 0.25) for n in range(10000)) - 2500) < 5
-
-
-def test_percentile() -> None:
-    assert percentile([1, 2, 3, 4], 50) == 2.5
 
 
 def test_a_long_table_of_metrics_is_thinned_while_it_is_read(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kd.report.evaluated import evaluation_parts, without_common_folders
+from kd.report.evaluated import evaluation_parts
 from kd.report.terminal import next_steps, print_parts
 
 
@@ -24,14 +24,6 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "b - a" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["b - a", "x 1.00", "+0.1", "-1.5"]
-
-
-def test_short_of_terminal() -> None:
-    assert without_common_folders(["runs/food/000", "runs/food/001"]) == ["000", "001"]
-    assert without_common_folders(["a/best", "b/best"]) == ["a/best", "b/best"]
-    files = ["runs/a/student.safetensors", "runs/b/student.safetensors"]
-    assert without_common_folders(files) == ["a", "b"]
-    assert without_common_folders(files[:1]) == ["student.safetensors"]
 
 
 @pytest.mark.parametrize(
