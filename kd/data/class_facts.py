@@ -86,6 +86,11 @@ def picture_facts(
         By name: ``of_label``, the number of the likeliest class, and ``expected``, the mean over the classes with a known
         number, weighted by ``p``. Both rounded to six decimals; None where no such number is known, or (``expected``) the
         classes with one have probability 0.
+
+    >>> picture_facts({"kcal": [100.0, 300.0, None]}, np.array([0.2, 0.3, 0.5]))
+    {'kcal': {'of_label': None, 'expected': 220.0}}
+    >>> picture_facts({"kcal": [100.0, 300.0, None]}, np.array([0.1, 0.9, 0.0]))
+    {'kcal': {'of_label': 300.0, 'expected': 280.0}}
     """
     facts_of_picture: dict[str, dict[str, float | None]] = {}
     for name, numbers in facts.items():

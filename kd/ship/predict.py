@@ -144,6 +144,9 @@ def row_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         row: ``file``, and what :func:`kd.ship.serving.answers.answer` gives; all rows of a run have the same keys.
+
+    >>> row_cells({"file": "a.jpg", "labels": [{"label": "pie", "p": 0.9}], "facts": {"kcal": {"of_label": 300.0}}})
+    {'file': 'a.jpg', 'label_1': 'pie', 'p_1': 0.9, 'kcal_of_label': 300.0}
     """
     cells = {"file": row["file"], **row.get("numbers", {})}
     labels = row.get("labels", [])

@@ -4,22 +4,14 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from kd.cli import export_main, predict_main, train_main
-from kd.data.class_facts import picture_facts, read_class_facts
+from kd.data.class_facts import read_class_facts
 from kd.data.info import DataInfo
 from kd.ship.export.manifest import FILE, manifest_of
 from kd.ship.serving.answers import answer
 from tests._files import read_json
 from tests._helpers import CLASSES, draw_folder, write_recipe
-
-
-def test_the_expectation_is_under_the_probabilities_of_known_classes() -> None:
-    facts = {"kcal": [100.0, 300.0, None]}
-    found = picture_facts(facts, np.array([0.2, 0.3, 0.5]))["kcal"]
-    assert found == {"of_label": None, "expected": pytest.approx((0.2 * 100 + 0.3 * 300) / 0.5)}
-    assert picture_facts(facts, np.array([0.1, 0.9, 0.0]))["kcal"]["of_label"] == 300.0
 
 
 def test_fields_that_are_missing_or_empty_are_not_known(tmp_path: Path) -> None:

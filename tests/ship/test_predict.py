@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kd.ship.predict import Predictions, row_cells
+from kd.ship.predict import Predictions
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -16,13 +16,3 @@ def test_a_name_that_is_no_utf_8_is_written_escaped(suffix: str, tmp_path: Path)
     rows = [{"file": "caf\udce9.jpg"}]
     file = Predictions(opened, [], torch.device("cpu")).write(rows, tmp_path / f"a{suffix}")
     assert file is not None and b"\\udce9" in file.read_bytes()
-
-
-def test_columns() -> None:
-    assert row_cells(
-        {
-            "file": "a.jpg",
-            "labels": [{"label": "pie", "p": 0.9}],
-            "facts": {"kcal": {"of_label": 300.0}},
-        }
-    ) == {"file": "a.jpg", "label_1": "pie", "p_1": 0.9, "kcal_of_label": 300.0}

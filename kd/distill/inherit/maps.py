@@ -195,8 +195,8 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
     Returns:
         Of each of the student's blocks: the numbers of the teacher's, from 0.
 
-    >>> groups_by_change([0.9, 0.1, 0.5, 0.2], 2)
-    [[0, 1], [2, 3]]
+    >>> groups_by_change([0, 1, 5, 2], 2), groups_by_change([0, 1, 5, 2], 3), groups_by_change([9, 1, 5, 2], 4)
+    ([[0, 1], [2, 3]], [[0, 1], [2], [3]], [[0], [1], [2], [3]])
     """
     following = range(1, len(changes))
     by_change = sorted(following, key=lambda number: -changes[number])

@@ -288,7 +288,13 @@ def _objectives(
 
 
 def _objective(text: str) -> SearchObjective:
-    """``+NAME``: more is better, ``-NAME``: less is, ``NAME``: as usual for it."""
+    """``+NAME``: more is better, ``-NAME``: less is, ``NAME``: as usual for it.
+
+    >>> [_objective(n).direction for n in ("val/acc1", "-val/acc1", "val/kd_loss", "+val/kd_loss", "images_per_s")]
+    ['maximize', 'minimize', 'minimize', 'maximize', 'maximize']
+    >>> {_objective(n).direction for n in ("params", "-params", "latency_ms", "step_ms_median", "peak_memory_mb", "wall_s")}
+    {'minimize'}
+    """
     name = text.lstrip("+-")
     if text == name:
         return SearchObjective(name, maximize=not less_is_better(name))

@@ -20,7 +20,6 @@ from kd.distill.inherit.maps import (
     drawn_positions,
     fit_depthwise,
     fit_layer,
-    groups_by_change,
     under_kernel,
     windows,
 )
@@ -93,12 +92,6 @@ def test_channels_are_chosen_by_what_they_explain() -> None:
     more_rows = Readout(covariance, weight.repeat(2, 1))
     assert chosen_channels([more_rows], 3).tolist() == three
     assert chosen_channels([Readout(covariance, weight)], 2).tolist() in ([0, 2], [1, 2])
-
-
-def test_blocks_that_change_least_are_left_out() -> None:
-    assert groups_by_change([9, 1, 5, 2], 4) == [[0], [1], [2], [3]]
-    assert groups_by_change([0, 1, 5, 2], 2) == [[0, 1], [2, 3]]
-    assert groups_by_change([0, 1, 5, 2], 3) == [[0, 1], [2], [3]]
 
 
 @pytest.mark.parametrize(

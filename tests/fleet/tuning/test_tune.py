@@ -22,7 +22,7 @@ from kd.errors import needs_extra
 from kd.fleet.tuning import search
 from kd.fleet.tuning import study as studies
 from kd.fleet.tuning.confirm import compared
-from kd.fleet.tuning.plan import _objective, plan
+from kd.fleet.tuning.plan import plan
 from kd.fleet.tuning.space import space_of
 from kd.fleet.tuning.study import PRUNERS, Study
 from kd.fleet.tuning.trials import deal
@@ -161,18 +161,6 @@ def test_a_poor_trial_is_stopped_early_with_a_checkpoint(recipe: Path) -> None:
     assert all(
         (Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "direction"),
-    [
-        ("val/acc1", "maximize"), ("-val/acc1", "minimize"), ("images_per_s", "maximize"), ("val/kd_loss", "minimize"),
-        ("+val/kd_loss", "maximize"), ("params", "minimize"), ("-params", "minimize"), ("latency_ms", "minimize"),
-        ("step_ms_median", "minimize"), ("peak_memory_mb", "minimize"), ("wall_s", "minimize"),
-    ],
-)  # fmt: skip
-def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) -> None:
-    assert _objective(name).direction == direction
 
 
 @pytest.mark.parametrize(
