@@ -58,9 +58,8 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
         """The keys that a word may mean: those of the table, and those that end in it."""
         of_table = words()["keys"].get(word, ())
         full = [name.format(loss=loss, side=side) for name in of_table for loss in losses or ["kd"]]
-        return [name for name in full if name in known or ".kwargs." in name] + by_last.get(
-            word, []
-        )
+        taken = [name for name in full if name in known or ".kwargs." in name]
+        return taken + by_last.get(word, [])
 
     *above, last = key.lower().replace("-", "_").split(".")
     parts = last.split("_")

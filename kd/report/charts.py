@@ -82,16 +82,22 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Char
         title: of the chart.
         series: by name, the value of each epoch (from 0); missing epochs leave a gap.
     """
-    epochs = sorted({epoch for values in series.values() for epoch in values})
-    lines = {name: [values.get(epoch) for epoch in epochs] for name, values in series.items()}
-    return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
+    epochs = sorted(set().union(*series.values()))
+    lines = {}
+    for name, values in series.items():
+        lines[name] = [values.get(epoch) for epoch in epochs]
+    counted_from_one = [epoch + 1 for epoch in epochs]
+    return line_chart(title, counted_from_one, "epoch", lines)
 
 
 def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
     """The last value of a metric in each epoch that has one, in order, NaN left out; epochs from 0."""
-    known = (row for row in run.metrics if not math.isnan(row.get(metric, math.nan)))
-    rows = [row for row in known if "epoch" in row]
-    return dict(sorted({row["epoch"]: row[metric] for row in rows}.items()))
+    values = {}
+    for row in run.metrics:
+        value = row.get(metric, math.nan)
+        if "epoch" in row and not math.isnan(value):
+            values[row["epoch"]] = value
+    return dict(sorted(values.items()))
 
 
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:

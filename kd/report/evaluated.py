@@ -101,17 +101,25 @@ def models_table(results: Mapping[str, Json]) -> Table:
     teachers: dict[str, Mapping[str, float]] = {}
     students = {}
     for name, result in results.items():
-        of_name = f" of {name}" if others else ""
+        of_name = ""
+        student = "student"
+        if others:
+            of_name = f" of {name}"
+            student = name
         for key, figures in result.items():
-            if key.startswith("teacher") and figures not in teachers.values():
+            is_teacher = key.startswith("teacher")
+            if is_teacher and figures not in teachers.values():
                 teachers[f"{key}{of_name}"] = figures
-        students[name if others else "student"] = result["student"]
+        students[student] = result["student"]
     rows = []
     for name, model in [*teachers.items(), *students.items()]:
-        rows.append([name, in_millions(model["params"]), *_figures(model, shown)])
+        parameters = in_millions(model["params"])
+        rows.append([name, parameters, *_figures(model, shown)])
     for name, result in others:
         after = result["student"]
-        size = f"x {after['params'] / before['params']:.2f}" if before["params"] else ""
+        size = ""
+        if before["params"]:
+            size = f"x {after['params'] / before['params']:.2f}"
         gaps = [difference(metric, before.get(metric), after.get(metric)) for metric in shown]
         rows.append([f"{name} - {first_name}", size, *gaps])
     title = f"{first['pictures']} pictures: {first['data']}"

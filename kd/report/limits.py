@@ -320,8 +320,10 @@ def cores_needed(facts: Facts) -> int:
     """
     step = facts.step_ms
     wait = facts.phases.get("data", 0.0)
-    loaders = ratio(facts.loading_busy * batch_ms(facts), max(step - wait, 0.01 * step))
-    return math.ceil(loaders) + facts.threads
+    without_wait = max(step - wait, 0.01 * step)
+    loading = facts.loading_busy * batch_ms(facts)
+    loaders = math.ceil(ratio(loading, without_wait))
+    return loaders + facts.threads
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
@@ -333,8 +335,9 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
         needed: loader processes that loading needs; no more are left.
     """
     beside_training = int(ratio(facts.cores, facts.processes)) - facts.threads
-    most = min(needed, facts.workers)
-    return min(facts.workers - 1, max(1, min(beside_training, math.ceil(most))))
+    most = math.ceil(min(needed, facts.workers))
+    fitting = min(beside_training, most)
+    return min(facts.workers - 1, max(1, fitting))
 
 
 def precision_bound(facts: Facts) -> Limit | None:

@@ -430,10 +430,7 @@ class _Merge:
                 not trusted, and it is other than null.
         """
         if isinstance(value, list) and kind in listed.SEVERAL:
-            others = [item for item in value if not isinstance(item, Mapping)]
-            if others:
-                raise ValueError(f"each must be a class, got {others[0]}")
-            return [self.part(item, kind) for item in value]
+            return self._parts(value, kind)
         if not isinstance(value, Mapping):
             if kind in TAKE_WORDS or value is None:
                 return value
@@ -461,6 +458,13 @@ class _Merge:
             if name not in known and not argument.default:
                 del arguments[name]
         return {"class_path": path, "init_args": arguments | others}
+
+    def _parts(self, items: list[Value], kind: str) -> list[object]:
+        """Each class of a list, as of :meth:`part`; an item that is none is a ValueError."""
+        for item in items:
+            if not isinstance(item, Mapping):
+                raise ValueError(f"each must be a class, got {item}")
+        return [self.part(item, kind) for item in items]
 
 
 @cache
