@@ -15,7 +15,7 @@ from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.metrics_csv import MetricsCSV
 from kd.errors import UserError, first_line
 from kd.processes import by_first
-from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
+from kd.storage.checkpoints import LAST, PREVIOUS, claim, lock_run
 from kd.storage.mirror import Mirror
 from kd.storage.writing import guard, remove, write_text
 
@@ -103,7 +103,11 @@ class RunFolder(Callback):
             UserError: the folder can't be written, or :attr:`name` is taken.
         """
         try:
-            self.path = self.resume or self._claim()
+            self.path = self.resume
+            if self.path is None:
+                in_store = self.mirror.claim if self.mirror else None
+                self.path = claim(self.parent, self.name, in_store)
+                self._lock = lock_run(self.path)
             # loggers, profilers and callbacks write there by themselves
             guard(self.path, writes=True)
             if not self.resume:
@@ -166,37 +170,6 @@ class RunFolder(Callback):
         """Begins to mirror the folder to the object store, where ``runs_dir`` is one; unless it has."""
         if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker.name] if self.marker else []))
-
-    def _claim(self) -> Path:
-        """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs.
-
-        A number that a run has claimed in the store that this run is copied to is not free either: the next one is tried.
-
-        Raises:
-            UserError: a run has the name already.
-            OSError: the folder or the store can't be written.
-        """
-        self.parent.mkdir(parents=True, exist_ok=True)
-        taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdecimal()]
-        number = max(taken, default=-1) + 1
-        while True:
-            path = self.parent / (self.name or f"{number:03d}")
-            try:
-                path.mkdir()
-                try:
-                    if self.mirror:
-                        self.mirror.claim(path.parent.name, path.name)
-                except OSError:
-                    path.rmdir()
-                    raise
-                self._lock = lock_run(path)
-                return path
-            except FileExistsError as error:
-                if self.name:
-                    raise UserError(
-                        f"name: there is a run {path} already; give another name"
-                    ) from error
-                number += 1
 
     def _point_latest(self) -> None:
         """Points ``latest``, beside the run's folder, at the run: a link, or a one-line file where links can't be made.

@@ -15,7 +15,7 @@ from kd.run.run import Run
 from kd.settings import teachers_in
 from kd.storage.checkpoints import claim
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
-from kd.storage.writing import write_json
+from kd.storage.writing import guard, write_json
 
 HELP = """\
   kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp] [gpus=32]
@@ -70,7 +70,8 @@ def run(request: Request, options: ScaleOptions) -> Result:
 
     items = [*request.named(), *train_teacher_if_missing(run)]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-scale")
-    folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")
+    of_recipe = folder_of_recipe(runs_dir, config["recipe"])
+    folder = claim(guard(of_recipe / "scale", within=of_recipe))
     threads = max(1, cores() // processes[-1])
     plan = ScalingPlan(
         items, config["recipe"], folder, processes, strategies, batch, options.steps, threads

@@ -10,6 +10,7 @@ from kd.run.options import take
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.checkpoints import claim
+from kd.storage.writing import guard
 
 HELP = """\
   kd-size recipe=NAME [config=OVERLAY ...] [key=value ...] [latency_ms=3] [mb=20] [params_m=6] [--json]
@@ -49,7 +50,7 @@ def run(request: Request, options: SizeOptions) -> Result:
     train_teacher_if_missing(run)
     search = SizeSearch(run, options)
     sizes = search.measure()
-    folder = write_sizes(sizes, claim(search.folder))
+    folder = write_sizes(sizes, claim(guard(search.folder, within=search.folder.parent)))
     result = Result(sizes, [sizes_table(sizes)], files=[folder])
     if sizes["choice"]:
         words = replace(request, overlays=[*request.overlays, str(folder / STUDENT)]).named()

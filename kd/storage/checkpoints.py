@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.storage.elsewhere import (
     open_regular,
     packed_record,
@@ -24,7 +24,7 @@ from kd.storage.elsewhere import (
     regular,
     text_of,
 )
-from kd.storage.writing import appended, guard, make_folder
+from kd.storage.writing import appended, make_folder
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -57,27 +57,40 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"runs_dir: {folder} can't be written: {error.strerror}") from error
 
 
-def claim(parent: Path) -> Path:
-    """Makes the folder that follows the largest number (``000``, ``001``, ...) below ``parent``, and returns it.
+def claim(
+    parent: Path, name: str | None = None, in_store: Callable[[str, str], None] | None = None
+) -> Path:
+    """Makes a folder below ``parent``, which is made too, and returns it; ``mkdir`` decides between two processes.
 
-    For a search or a measurement that has no settings to write; runs take theirs by
-    :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, it is the one after that.
-    What ``parent`` holds is checked as a run's folder is (:func:`kd.storage.writing.guard`), and ``parent`` may be no link.
+    Args:
+        parent: of the folder.
+        name: of the folder; None: the number (``000``, ``001``, ...) after the largest there that nobody takes first.
+        in_store: claims ``parent``'s name and the folder's in the store that it is copied to, too. A number that is taken
+            there is passed over.
 
     Raises:
-        UserError: ``parent`` can't be written; the message names ``runs_dir``.
+        UserError: there is a folder of this name; or nothing can be written there, or in the store: then the message names
+            ``runs_dir``.
     """
     try:
-        make_folder(guard(parent, within=parent.parent))
+        make_folder(parent)
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
-        for number in count(max(numbers, default=-1) + 1):
-            folder = parent / f"{number:03d}"
+        first = max(numbers, default=-1) + 1
+        for folder_name in [name] if name else (f"{number:03d}" for number in count(first)):
+            folder = parent / folder_name
             with suppress(FileExistsError):
                 folder.mkdir()
-                break
-        return folder
+                try:
+                    if in_store:
+                        in_store(parent.name, folder_name)
+                except OSError:
+                    folder.rmdir()
+                    raise
+                return folder
     except OSError as error:
-        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
+        reason = error.strerror or first_line(error)
+        raise UserError(f"runs_dir: {parent} can't be written: {reason}") from error
+    raise UserError(f"name: there is a run {folder} already; give another name")
 
 
 def damage(path: Path, loads: bool = True) -> str:
