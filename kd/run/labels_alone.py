@@ -24,7 +24,7 @@ from kd.run.request import as_word, translate
 from kd.run.run import Run
 from kd.run.train_first import run_to_end
 from kd.settings import teachers_in
-from kd.storage.checkpoints import newest_whole
+from kd.storage.checkpoints import lock_run, newest_whole
 from kd.storage.elsewhere import Json, mapping_of
 from kd.storage.of_weights import LABELS_ALONE
 from kd.storage.run_urls import only_run, words_of_only_run
@@ -58,7 +58,7 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
         folder: of the run, with its trained student.
 
     Raises:
-        UserError: a training failed, the folder has no student, or a student answers NaN.
+        UserError: a training failed, the folder has no student, a student answers NaN, or another process compares it.
         Stopped: by a signal; the training by labels alone has saved.
     """
     if not run.config["labels_alone"]:
@@ -67,10 +67,16 @@ def compare_with_labels_alone(run: Run, folder: Path) -> None:
     if summary["status"] != "done":
         print("labels alone: not compared, as the run has not come to its end")
         return
-    metric = summary["primary"]
     print(
         "labels alone: trains the same student from the same start, without its teacher's answers"
     )
+    with lock_run(make_folder(folder / LABELS_ALONE)):
+        _compare(run, folder, summary)
+
+
+def _compare(run: Run, folder: Path, summary: Json) -> None:
+    """As :func:`compare_with_labels_alone`, of a run with this ``summary.json``, by one process at a time."""
+    metric = summary["primary"]
     students: dict[float, Path] = {}
     bests: dict[float, dict[str, float]] = {}
     for share in RATES:

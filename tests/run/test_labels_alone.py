@@ -13,6 +13,7 @@ from kd.run.eval_options import EvalOptions
 from kd.run.labels_alone import compare_with_labels_alone
 from kd.run.measure import evaluate_models
 from kd.run.request import translate
+from kd.storage.checkpoints import lock_run
 from kd.storage.elsewhere import mapping_of
 from tests._files import read_yaml, write_json
 from tests._forks import ForkedRun
@@ -101,6 +102,8 @@ def test_a_finished_run_is_compared_afterwards_and_nothing_is_trained_twice(
     line = first_line(compared)
     (compared / "tables" / "labels_alone.json").unlink()
     before = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
+    with lock_run(compared / "labels_alone"):  # by a second command at the same time
+        assert train_main([f"resume={compared}", "labels_alone=true"]) == 2
     resumed(compared, "labels_alone=true")
     after = [(folder / "student.safetensors").stat().st_mtime_ns for folder in students(compared)]
     assert before == after
