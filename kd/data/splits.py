@@ -33,6 +33,7 @@ from kd.data.sources.base import SplitFacts
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, folder_here
 from kd.data.sources.unlabelled import unlabelled_folder
+from kd.data.targets import Targets
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
 
@@ -381,8 +382,14 @@ class Splits:
         ``classes`` become the source's.
 
         Raises:
-            UserError: no such folder, or a class that is not among ``classes``.
+            UserError: no such folder, a class that is not among ``classes``, or data whose pictures have another kind of
+                targets: of a folder's classes these have no measure.
         """
+        kind = self.source.kind.name
+        if kind != Targets.name:
+            raise UserError(
+                f"folder: has {Targets.name}, and the model learnt from {kind}; data.source.* names other pictures"
+            )
         self.source.classes = list(classes)
         folder = folder_here(expanded(folder), "folder")
         split = labelled_folder(folder, classes, "folder", self.source.note)

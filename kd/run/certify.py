@@ -17,6 +17,7 @@ import numpy as np
 from kd.data.sources import FileSplit, Split, identity
 from kd.data.sources.base import whole_of
 from kd.data.splits import Splits
+from kd.data.targets import Targets
 from kd.errors import UserError
 from kd.proof.certificate import certify
 from kd.proof.resample import FEWEST, group_numbers
@@ -117,20 +118,27 @@ def cautions_about(splits: Splits, run: Path | None, options: EvalOptions) -> li
     if not options.despite_choice:
         raise UserError(
             f"{key}: these pictures {what} the best epoch of {run}, so they can't certify it: "
-            f"{_how_to_get_others(splits)} folder=DIR (DIR/<class>/*.jpg; of lists data.source.test=FILE), or "
-            "despite_choice=true for a certificate that says so"
+            f"{_how_to_get_others(splits)}, or despite_choice=true for a certificate that says so"
         )
     return [f"no guarantee for new pictures: these {what} the student's epoch, which favours it"]
 
 
 def _how_to_get_others(splits: Splits) -> str:
     """What to type for pictures that did not choose the student, for a message."""
-    if usual_split(splits) == "test":
-        return "type split=test, or"
-    if splits.source.has("test"):  # it has validated
-        return "type"
-    root = getattr(splits.source, "root", None) or "DIR"
-    return f"put others into {root}/test/<class> and type the same again, or type"
+    source = splits.source
+    has_others = usual_split(splits) == "test"
+    if source.kind.name != Targets.name:  # no folder of classes has them
+        given = (
+            "give the data a split test (of lists data.source.test=FILE) and type the same again"
+        )
+        return "type split=test" if has_others else given
+    others = "folder=DIR (DIR/<class>/*.jpg; of lists data.source.test=FILE)"
+    if has_others:
+        return f"type split=test, or {others}"
+    if source.has("test"):  # it has validated
+        return f"type {others}"
+    root = getattr(source, "root", None) or "DIR"
+    return f"put others into {root}/test/<class> and type the same again, or type {others}"
 
 
 def _shared(splits: Iterable[Split], others: Iterable[Split]) -> int:
