@@ -68,6 +68,9 @@ class StepCost:
 
         Args:
             teacher: whether the teacher's forward is part of it.
+
+        >>> StepCost(60, 40, 100, num_workers=2).step_ms(teacher=False), StepCost(90, 10, 100, 0).step_ms(teacher=True)
+        (50.0, 200)
         """
         compute = self.student_ms
         if teacher:
@@ -85,6 +88,13 @@ class StepCost:
             epochs: of the run.
             views: of each picture, one an epoch, after which they repeat.
             filled: share of the answers that is in the cache already, in 0..1.
+
+        >>> round(StepCost(90, 10, 0, 1).gain(epochs=10**6, views=1), 3)  # Amdahl's law
+        10.0
+        >>> StepCost(90, 10, 100, 1).gain(epochs=100, views=1)  # loading is the limit
+        1.0
+        >>> round(StepCost(60, 40, 0, 1).gain(epochs=8, views=2), 2), StepCost(90, 10, 0, 1).gain(4, views=4, filled=1.0)
+        (1.82, 10.0)
         """
         live_ms = self.step_ms(teacher=True)
         cached_ms = self.step_ms(teacher=False)

@@ -10,16 +10,7 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor, nn
 
 from kd.fit_to_machine import measure
-from kd.fit_to_machine.measure import StepCost
 from kd.models.own import logits_of
-
-
-def test_step_ms() -> None:
-    assert StepCost(60, 40, 100, num_workers=2).step_ms(teacher=False) == 50.0
-
-
-def test_gain() -> None:
-    assert round(StepCost(60, 40, 0, num_workers=1).gain(epochs=8, views=2), 2) == 1.82
 
 
 def test_no_rank_tries_more_loader_processes_than_the_one_with_the_fewest_cores(

@@ -25,7 +25,7 @@ from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
 from kd.data.sources.places import stamp_of_file
 from kd.distill.step import as_teacher
-from kd.fit_to_machine.measure import StepCost, _epochs
+from kd.fit_to_machine.measure import _epochs
 from kd.module import distillation
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
@@ -417,15 +417,6 @@ def test_auto_says_why(
     assert "cache: on nevertheless, as in the resumed run" in prints(
         "train", [f"resume={folder}", "trainer.max_epochs=11", "model.teacher.cache_views=50"]
     )
-
-
-def test_the_predicted_gain_is_amdahls() -> None:
-    assert StepCost(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
-    assert StepCost(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
-    assert StepCost(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(
-        200 / 110, rel=1e-3
-    )
-    assert StepCost(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
 def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: Path) -> None:
