@@ -17,8 +17,8 @@ def upper_bound(k: int, n: int, error: float) -> float:
         n: trials.
         error: the chance, in 0..0.5, that the bound is below the true p.
 
-    >>> round(upper_bound(0, 100, 0.05), 4)
-    0.0295
+    >>> round(upper_bound(0, 100, 0.05), 9), round(1 - 0.05 ** (1 / 100), 9), upper_bound(5, 5, 0.05)
+    (0.02951305, 0.02951305, 1.0)
     """
     if k >= n:
         return 1.0
@@ -28,6 +28,9 @@ def upper_bound(k: int, n: int, error: float) -> float:
 def lower_bound(k: int, n: int, error: float) -> float:
     """The exact one-sided lower bound of a hit rate p: the p with ``P(X >= k; p) = error``; 0 where none hits. Arguments as
     of :func:`upper_bound`.
+
+    >>> round(lower_bound(100, 100, 0.05), 9), round(0.05 ** (1 / 100), 9)
+    (0.97048695, 0.97048695)
     """
     return 1 - upper_bound(n - k, n, error)
 
@@ -36,5 +39,12 @@ def lower_bound(k: int, n: int, error: float) -> float:
 def both_bounds(k: int, n: int, error: float) -> tuple[float, float]:
     """The exact two-sided interval of a hit rate p, from k hits in n trials: its ends. The true p is outside with a chance
     of at most ``error``, half of it on each side. Kept for equal arguments.
+
+    The figures of statsmodels 0.15, ``proportion_confint(k, n, alpha=0.1, method="beta")``:
+
+    >>> [[round(end, 8) for end in both_bounds(k, n, 0.1)] for k, n in ((8, 21), (22, 161))]
+    [[0.2057499, 0.58280133], [0.09435419, 0.18934015]]
+    >>> [[round(end, 8) for end in both_bounds(k, n, 0.1)] for k, n in ((27, 102), (2, 27))]
+    [[0.1938868, 0.3460959], [0.01332299, 0.21529996]]
     """
     return lower_bound(k, n, error / 2), upper_bound(k, n, error / 2)

@@ -7,7 +7,6 @@ import pytest
 from scipy.stats import binom
 
 from kd.proof import paired
-from kd.proof.binomial import both_bounds, lower_bound, upper_bound
 from kd.proof.paired import PairedCounts
 
 BENTUR, CAVO, EZRA = (1, 7, 21), (6, 16, 161), (25, 2, 102)
@@ -55,22 +54,6 @@ def test_tangos_interval_as_published(
     assert interval == pytest.approx((low, high), abs=5.1e-4 if example == BENTUR else 5.1e-5)
 
 
-@pytest.mark.parametrize(
-    ("k", "n", "interval"),
-    [
-        # statsmodels 0.15, proportion_confint(k, n, alpha=0.1, method="beta"): pairs that differ in the three examples
-        (8, 21, (0.2057498988, 0.5828013299)),
-        (22, 161, (0.0943541880, 0.1893401465)),
-        (27, 102, (0.1938868041, 0.3460958961)),
-        (2, 27, (0.0133229915, 0.2152999611)),
-    ],
-)
-def test_exact_bounds_as_statsmodels_has_them(
-    k: int, n: int, interval: tuple[float, float]
-) -> None:
-    assert both_bounds(k, n, 0.1) == pytest.approx(interval, abs=1e-8)
-
-
 def test_tangos_margin_solves_its_equation() -> None:
     """The interval's ends are where the score is z; without differences they are z^2 / (n + z^2)."""
     z = 1.6448536269514722
@@ -81,12 +64,6 @@ def test_tangos_margin_solves_its_equation() -> None:
     assert paired.tango_interval(PairedCounts(50, 0, 0), 0.9)[1] == pytest.approx(
         z**2 / (50 + z**2)
     )
-
-
-def test_bounds_of_a_share() -> None:
-    assert upper_bound(0, 100, 0.05) == pytest.approx(1 - 0.05 ** (1 / 100), abs=1e-9)
-    assert lower_bound(100, 100, 0.05) == pytest.approx(0.05 ** (1 / 100), abs=1e-9)
-    assert upper_bound(5, 5, 0.05) == 1
 
 
 def test_without_any_difference_the_bound_is_that_of_no_event() -> None:
