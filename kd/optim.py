@@ -569,6 +569,9 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
         by_epochs: optimizer steps that this run would have made for the samples seen so far.
         total_by_epochs: optimizer steps of all its epochs; infinite where their number is not bounded.
         max_steps: bound on the optimizer steps; -1 for none.
+
+    >>> steps_done(12, 6, total_by_epochs=12, max_steps=-1), steps_done(12, 6, total_by_epochs=100, max_steps=20)
+    (6, 12)
     """
     if max_steps < 0:
         return by_epochs

@@ -13,7 +13,6 @@ from kd.optim import (
     _order_state_as_weights,
     build_optimizer,
     scaled_to_batch,
-    steps_done,
 )
 from tests._helpers import refuses
 
@@ -73,11 +72,6 @@ def test_a_step_that_kwargs_name_takes_the_fused_ones_place() -> None:
     for name in ("adamw", "sgd"):
         optimizer = build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs={"foreach": True}))
         assert optimizer.defaults["foreach"] and not optimizer.defaults["fused"]
-
-
-def test_steps_done() -> None:
-    assert steps_done(12, 6, 12, -1)
-    assert steps_done(12, 6, 100, 20) == 12
 
 
 @pytest.mark.parametrize(

@@ -431,6 +431,10 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
         targets: of all training pictures; all that are no class ids (labels, numbers) count as one class.
         fraction: in (0, 1).
         seed: of the choice, which a resumed run must repeat.
+
+    >>> ids = np.repeat(np.arange(4), 5)
+    >>> ids[held_out(list(ids), 0.2, seed=0)].tolist(), len(held_out([[0], [0, 1], [1], [0]], 0.5, seed=0))
+    ([0, 1, 2, 3], 2)
     """
     rng = np.random.default_rng([seed, 2])
     column = Column.of(targets)

@@ -82,6 +82,8 @@ def price_of(instances: Iterable[str], prices: Prices, key: str = "monitor.insta
     >>> price_of(["p4d.24xlarge", "2*c5.18xlarge:spot"],
     ...          {"p4d.24xlarge": {"price": 37.688}, "c5.18xlarge:spot": {"price": 1.5}})
     40.688
+    >>> price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], {"A100:8": {"price": 20}, "A100:8:spot": {"price": 8}})
+    108
     """
     price: float = 0
     for count, name in machines_of(instances):

@@ -27,16 +27,6 @@ def test_of_each_class_a_share_is_held_out_but_never_its_last_picture(
     assert np.array_equal(chosen, held_out(targets, fraction, seed=3)), "the same for every process"
 
 
-def test_pictures_with_several_labels_are_held_out_from_all_alike() -> None:
-    assert len(held_out([[0], [0, 1], [1], [0]], 0.5, seed=0)) == 2
-
-
-def test_class_ids_of_numpy_are_class_ids() -> None:
-    targets = list(np.repeat(np.arange(4), 5))
-    chosen = held_out(targets, 0.2, seed=0)
-    assert sorted(int(targets[i]) for i in chosen) == [0, 1, 2, 3]
-
-
 def test_one_picture_of_each_class_leaves_none_to_validate(tmp_path: Path) -> None:
     draw_folder(tmp_path, train=1, val=1)
     shutil.rmtree(tmp_path / "val")

@@ -17,9 +17,3 @@ def test_prices_of_machines(tmp_path: Path) -> None:
     }
     with refuses(r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"):
         price_of(["big:spot"], prices)
-
-
-def test_machines_named_by_their_parts_are_found_in_the_table() -> None:
-    """As ``kd-launch instances=2xA100:8`` names them; ``monitor.instances`` took the count for a part of the name."""
-    table = {"A100:8": {"price": 20.0}, "A100:8:spot": {"price": 8.0}}
-    assert price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], table) == 108

@@ -74,6 +74,10 @@ class ScalingPlan:
 
         One process alone is the first; then, by number of processes and strategy, weak scaling (each process keeps the
         batch) and strong scaling (all processes share that batch).
+
+        >>> plan = ScalingPlan([], "food", Path("runs"), [1, 2, 4], ["ddp", "zero"], batch=8, steps=20, threads=1)
+        >>> [case.name for case in plan.cases()]
+        ['ddp-1x8', 'ddp-2x8', 'ddp-2x4', 'zero-2x8', 'zero-2x4', 'ddp-4x8', 'ddp-4x2', 'zero-4x8', 'zero-4x2']
         """
         cases = [Case("ddp", 1, self.batch)]
         for count in self.processes[1:]:

@@ -81,6 +81,10 @@ def several(loads: Sequence[Callable[[], Call]]) -> Call:
 
     Args:
         loads: each opens a model; called once, here.
+
+    >>> call = several([lambda: str, lambda: float])
+    >>> call((0, 3)), call((1, 3))
+    ('3', 3.0)
     """
     calls = [load() for load in loads]
 

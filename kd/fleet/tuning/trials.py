@@ -60,6 +60,9 @@ def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
     """This machine in ``jobs`` shares of its cores and of its ``gpus`` (see :func:`usable_gpus`).
 
     With fewer GPUs than jobs, several shares have the same GPU.
+
+    >>> [slot.gpus for slot in deal(3, ["0", "1"])], [slot.gpus for slot in deal(2, [])]
+    ([('0',), ('1',), ('0',)], [(), ()])
     """
     cores = core_ids() or []
     shares_with_gpus = min(jobs, len(gpus) or 1)  # the others begin again with the first GPU

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.fleet.scaling.measure import Case, ScalingPlan, all_reduces, reading
+from kd.fleet.scaling.measure import Case, all_reduces, reading
 from kd.fleet.scaling.results import content, scaling_headline, tables
 from kd.report.costs import Change, outlook_of
 from kd.report.facts import Facts
@@ -29,13 +29,6 @@ def recorded(case: Case, communication_ms: float) -> RunRecords:
             {"kind": "event", "name": "ring", "processes": case.processes, "times": times}
         )
     return run
-
-
-def test_weak_and_strong_cases_of_each_strategy() -> None:
-    plan = ScalingPlan([], "food", Path("x"), [1, 2, 4], ["ddp", "zero"], 8, 20, 1)
-    assert [case.name for case in plan.cases()] == [
-        "ddp-1x8", "ddp-2x8", "ddp-2x4", "zero-2x8", "zero-2x4", "ddp-4x8", "ddp-4x2", "zero-4x8", "zero-4x2",
-    ]  # fmt: skip
 
 
 def test_all_reduces_by_processes_and_size() -> None:

@@ -15,7 +15,7 @@ from kd.fleet.sizing.plan import Conditions, SizeOptions, check_plan
 from kd.fleet.sizing.results import sizes_headline, sizes_table
 from kd.fleet.sizing.scores import hold_out
 from kd.fleet.sizing.search import check_budget, choose_size
-from kd.fleet.sizing.timing import Drawn, several
+from kd.fleet.sizing.timing import Drawn
 from kd.run.build import build
 from kd.run.options import take_options
 from kd.run.request import translate
@@ -139,11 +139,6 @@ def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) 
             for name, values in model.named_parameters()
             if (values == values.flatten()[0]).all()
         ]
-
-
-def test_one_process_runs_the_candidate_that_is_named() -> None:
-    call = several([lambda: str, lambda: float])
-    assert (call((0, 3)), call((1, 3))) == ("3", 3.0)
 
 
 def row(name: str, ms: float, score: float | None = None, **more: object) -> dict:

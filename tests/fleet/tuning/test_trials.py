@@ -10,7 +10,7 @@ import pytest
 from kd.fleet.tuning.confirm import check_began_here
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, deal, lock_trial
+from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, lock_trial
 from tests._files import write_json
 from tests._helpers import refuses
 
@@ -59,11 +59,6 @@ def test_a_trial_without_its_objective_has_failed_and_ends_no_search(tmp_path: P
     assert search._record(job, trial)
     (failed,) = search.study.trials("failed")
     assert failed.user_attrs["reason"] == "an objective is not known, or NaN"
-
-
-def test_more_jobs_than_gpus_share_them_one_each() -> None:
-    assert [slot.gpus for slot in deal(3, ["0", "1"])] == [("0",), ("1",), ("0",)]
-    assert [slot.gpus for slot in deal(2, [])] == [(), ()]
 
 
 @pytest.mark.parametrize(
