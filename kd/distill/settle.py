@@ -22,13 +22,14 @@ from kd.teachers.answer import Answer, Layer
 @part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
 def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int], Tensor]) -> None:
-    """Sets the statistics by which losses standardise the teachers' features, from a sample; of an inherited student it
-    also fits the losses' linear projections to the sample.
+    """Sets the statistics by which losses standardise the teachers' features, from a sample; of a student that begins with
+    trained weights, its teacher's or its own, it also fits the losses' linear projections to the sample. Random ones would
+    drive it from these weights (``scripts/bench/log/groceries.md``).
 
     Called before the first step of a run that does not resume, when the student has its first weights and the teacher is
     on its device: in the first process alone, whose tensors the caller sends to all; or in every process, where the
-    teacher's weights are shared out (:func:`kd.module.start.settle_once`). The teacher runs on all pictures, an inherited
-    student too; any other student on the first 64 alone, for the size of its maps.
+    teacher's weights are shared out (:func:`kd.module.start.settle_once`). The teacher runs on all pictures, a student with
+    trained weights too; one with random weights on the first 64 alone, for the size of its maps.
 
     Args:
         student: of the run; its losses are changed in place. Where none needs either of these, no picture is read.
@@ -36,7 +37,7 @@ def settle_losses(student: Student, teacher: RunTeacher, sample: Callable[[int],
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
     """
     objective = student.objective
-    fits_projections = student.start == "inherited"
+    fits_projections = student.start in ("inherited", "pre-trained")
     regressions: dict[str, FeatureRegression] = {}
     for name, loss in objective.active.items():
         if isinstance(loss, FeatureRegression) and (fits_projections or loss.standardize != "none"):

@@ -23,7 +23,7 @@ def settle_once(
     """Settles the student's losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
     To settle is to set, from the sample, the statistics by which feature losses standardise the teacher's features and, for
-    an inherited student alone, to fit the losses' projections. Every process must call it.
+    a student with trained weights, to fit the losses' projections. Every process must call it.
 
     A teacher in shards (``is_shared_out``) answers only where all processes run it together: then each process settles
     the losses, and takes over the first one's tensors afterwards.
