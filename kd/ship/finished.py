@@ -103,9 +103,7 @@ class FinishedRun:
 
         Weights or stored answers that are missing are named on stderr, once.
         """
-        if not self.config["model"]["student"].get("head", True):
-            return False
-        return measurable(self.teachers)
+        return bool(self.classes) and measurable(self.teachers)
 
     def teacher(self) -> RunTeacher | None:
         """The run's teacher or teachers, built on the CPU, all for one device (:func:`teacher_of`); None without one, or

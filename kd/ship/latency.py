@@ -187,10 +187,7 @@ def _loaders(
     """
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
-        if run.teacher_takes_pictures:
-            models = ["teacher", "student"]
-        else:
-            models = ["student"]
+        models = ["teacher", "student"] if run.teacher_takes_pictures else ["student"]
         for model in models:
             loaders[model, "torch"] = partial(open_in_torch, reopen, model, threads)
     for name, export in runtimes.items():

@@ -99,8 +99,8 @@ def test_a_student_without_a_classifier(
     found = np.load(out)
     assert found["features"].shape == (8, 32) and found["features"].dtype == np.float32
     assert [Path(name).suffix for name in found["files"]] == [".jpg"] * 8
-    assert main("export", [str(run), "to=torch_export"]) == 0
-    told = read_json(run / "export" / "export.json")["torch_export"]
+    assert main("export", [str(run), "to=hub"]) == 0
+    told = read_json(run / "export" / "export.json")["hub"]
     assert told["agreement"] == 1.0 and "metric" not in told
     assert main("eval", [str(run), f"data.probe.root={data}"]) == 0
     assert {"rankme", "knn1", "probe1"} <= set(read_json(run / "eval_val.json")["student"])

@@ -140,10 +140,9 @@ class Cascade(Format):
         return _runtime(student, teacher, self._read_rule)
 
     def reference(self, job: ExportJob) -> Runtime:
-        """Both models in torch, with the teacher's answers where the rule asks for them; errors as of :meth:`write`."""
+        """Both models in torch, with the teacher's answers where the rule of :meth:`write`, called before, asks for them."""
         teacher = in_torch(_teachers_job(job).prepared)
-        rule = read_rule(job.weights.parent, "to=cascade")
-        return _runtime(in_torch(job.prepared), teacher, rule)
+        return _runtime(in_torch(job.prepared), teacher, self._read_rule)
 
 
 def _teachers_job(job: ExportJob) -> ExportJob:

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from torch import Tensor
+from safetensors.torch import save
 
 from kd.errors import UserError
 from kd.models import Preprocess
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.student import input_size, timm_config, write_timm_folder
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
+from kd.storage.writing import write_bytes
 
 
 class Hub(Format):
@@ -39,6 +40,9 @@ class Hub(Format):
             manifest.crop_ratio,
         )
         write_timm_folder(job.weights, folder, config)
+        if student.gives_features and student.classes:
+            # its classifier, which nothing has trained, is in the run's file, and not in the model
+            write_bytes(folder / "model.safetensors", save(job.student.state_dict()))
         manifest.write(folder)
         return folder
 
@@ -53,11 +57,7 @@ class Hub(Format):
         config = model.pretrained_cfg
         _channels, height, width = config["input_size"]
         prepare = Preprocess((height, width), config["mean"], config["std"])
-
-        def run(images: Tensor) -> Tensor:
-            return model(prepare(images))
-
-        return in_torch(run, channels_first=True)
+        return in_torch(lambda images: model(prepare(images)), channels_first=True)
 
 
 def made_by_timm(weights: Path, key: str) -> StudentMetadata:
