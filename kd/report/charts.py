@@ -173,12 +173,16 @@ def heat(facts: Facts) -> Section | None:
     x: list[float] = []
     for node, samples in run.samples.items():
         where = f"{node} " if len(run.samples) > 1 else ""
-        x = x or [round(sample["t"] - samples[0]["t"], 1) for sample in samples]
-        cores = zip_longest(*(sample["cpu"] for sample in samples))
-        use = {f"core {number}": percent for number, percent in enumerate(cores)}
+        begun = samples[0]["t"]
+        x = x or [round(sample["t"] - begun, 1) for sample in samples]
+        of_samples = [sample["cpu"] for sample in samples]
+        use: dict[str, Sequence[float | None]] = {}
+        for number, core in enumerate(zip_longest(*of_samples)):
+            use[f"core {number}"] = core
         for number, readings in enumerate(gpus_of(samples)):
-            use[f"GPU {number}"] = tuple(reading.get("util") for reading in readings)
-        rows += [[where + name, _binned(percent, _average)] for name, percent in use.items()]
+            use[f"GPU {number}"] = [reading.get("util") for reading in readings]
+        for name, percent in use.items():
+            rows.append([where + name, _binned(percent, _average)])
     if not rows:
         return None
     title = "Cores and GPUs over time (% busy)"
@@ -217,13 +221,20 @@ def metric_lines(run: RunRecords) -> list[Chart | None]:
     weights = _weights(run)
     charts = []
     for title, prefix, units in METRICS:
-        names = [name for name in known if _is_shown(name, prefix) and in_units(name) == units]
-        shown = [row for row in rows if any(name in row for name in names)]
-        lines = {}
-        for name in names:
-            weight = weights.get(name, 1.0)
-            lines[name] = [row[name] * weight if name in row else None for row in shown]
-        steps = [row.get("step", 0.0) for row in shown]
+        names = []
+        for name in known:
+            if _is_shown(name, prefix) and in_units(name) == units:
+                names.append(name)
+        shown = [row for row in rows if not row.keys().isdisjoint(names)]
+        lines: dict[str, list[float | None]] = {name: [] for name in names}
+        steps = []
+        for row in shown:
+            steps.append(row.get("step", 0.0))
+            for name in names:
+                value = row.get(name)
+                if value is not None:
+                    value *= weights.get(name, 1.0)
+                lines[name].append(value)
         charts.append(line_chart(title, steps, "step", lines))
     return charts
 

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat
 from kd.report.facts import Facts
@@ -73,10 +74,12 @@ def settings_table(runs: Sequence[Facts]) -> Table:
     settings = [flat(facts.run.config) for facts in runs]
     only_common = len({facts.of_kd for facts in runs}) > 1
     rows = []
-    for key in dict.fromkeys(key for of_run in settings for key in of_run):
+    keys = dict.fromkeys(chain(*settings))
+    for key in keys:
         values = [of_run.get(key, "not set") for of_run in settings]
         missing = only_common and "not set" in values
-        if len(set(values)) > 1 and not missing and key not in NO_DIFFERENCE:
+        differs = len(set(values)) > 1
+        if differs and not missing and key not in NO_DIFFERENCE:
             rows.append([key, *values])
     columns = ["key", *labels(runs)]
     return Table("Settings that differ", columns, rows, empty="None.", long=True)

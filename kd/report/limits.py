@@ -225,9 +225,13 @@ def step_with(facts: Facts, workers: float, rest: float, made_ms: float) -> floa
     """
     if not workers:
         return rest + made_ms
-    cpu_ms = facts.processes * (facts.loading_busy * made_ms + facts.threads * rest)
+    loading_ms = facts.loading_busy * made_ms
+    training_ms = facts.threads * rest
+    cpu_ms = facts.processes * (loading_ms + training_ms)
     free_cores = max(1.0, facts.cores - facts.other_cores)
-    return max(rest, ratio(made_ms, workers), ratio(cpu_ms, free_cores))
+    by_loaders = ratio(made_ms, workers)
+    by_cores = ratio(cpu_ms, free_cores)
+    return max(rest, by_loaders, by_cores)
 
 
 def data_bound(facts: Facts, at: float = DATA_WAIT_AT) -> Limit | None:

@@ -329,7 +329,8 @@ def _operations(facts: Facts) -> Table | None:
     for one in window["top"]:
         percent = round(100 * one["share"], 1)
         rows.append([one["name"], one["range"], one["ms"], percent, one["calls"]])
-    note = ", ".join(f"{name} {part:.0%}" for name, part in window.get("groups", {}).items())
+    groups = window.get("groups", {})
+    note = ", ".join(f"{name} {part:.0%}" for name, part in groups.items())
     title = f"Top operations (steps {window['first']} to {window['last']})"
     columns = ["operation", "range", "ms a step", "%", "calls a step"]
     return Table(title, columns, rows, note, long=True)

@@ -80,7 +80,10 @@ def words_of(overrides: Sequence[str]) -> list[dict[str, Word]]:
         ((key, word),) = layer.items()
         place = key.removesuffix(".class_path")
         of = read(declared(place))
-        return of.part is None and not (of.holds and isinstance(word.value, dict))
+        if of.part is not None:
+            return False
+        is_dict = isinstance(word.value, dict)
+        return not (of.holds and is_dict)
 
     return sorted(layers, key=is_argument)
 
