@@ -145,5 +145,5 @@ def _set(request: Request) -> int:
     words = [*switches, *request.overrides]
     if not words:
         raise UserError(f"--set takes words for the run: {WORDS}")
-    print(f"written to {send(place, words)}; the run follows within seconds")
+    print(f"written to {send(place, words)}; a run that still trains follows within seconds")
     return 0

@@ -70,7 +70,7 @@ def test_words_are_sent_to_a_folder_of_this_machine(
     tmp_path: Path, prints: Command, refusal
 ) -> None:
     (tmp_path / "config.yaml").touch()
-    assert f"written to {tmp_path / 'monitor'}" in prints(
+    assert f"{tmp_path / 'monitor'}; a run that still trains follows" in prints(
         "report", [str(tmp_path), "--set", "kernels=5", "off"]
     )
     assert parse((tmp_path / "monitor").read_text()) == {"on": False, "kernels": 5}
