@@ -1,6 +1,5 @@
 """What the terminal shows: parts of results, and a run's end."""
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from kd.report.metric import counted
 from kd.report.tables import Part, Result, Table, is_text, sentences, text_of_cell
 from kd.storage.elsewhere import Json
 from kd.storage.shown import on_terminal
+from kd.storage.writing import json_text
 
 WIDTH_OF_A_FILE = 160
 """Columns of a table that is not printed to a terminal."""
@@ -30,7 +30,7 @@ def print_result(result: Result, as_json: bool) -> None:
         RunError: the command has failed all the same.
     """
     if as_json:
-        print(json.dumps(result.content, indent=2))
+        print(json_text(result.content), end="")
     else:
         print_parts([*result.parts, sentences("", result.notes)])
         if result.files:

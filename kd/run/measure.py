@@ -1,6 +1,5 @@
 """What ``kd-eval`` measures: the student of a run, or the model in a weights file, on one split of pictures."""
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +51,7 @@ from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import csv_text
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
-from kd.storage.writing import write_text
+from kd.storage.writing import json_text, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, attach_answers, build_teacher
@@ -102,7 +101,7 @@ def _written(
     if options.out is not None:
         result.files.append(options.out)
         if options.out.suffix == ".json":
-            options.out.write_text(json.dumps(content, indent=2) + "\n")
+            options.out.write_text(json_text(content))
     left_out = said(results[0].get("left_out", {}))
     if left_out:
         result.notes.append(left_out.removeprefix("; "))

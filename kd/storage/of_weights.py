@@ -13,7 +13,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.storage.elsewhere import inside, mapping_of
 from kd.storage.student_metadata import weights_digest
-from kd.storage.writing import write_json
+from kd.storage.writing import json_text, write_text
 
 EXPORT = "export"
 """Folder of exports, below a run's."""
@@ -49,7 +49,7 @@ def on_stderr(sentence: str) -> None:
 def write_of_weights(run: Path, name: str, content: dict[str, Any]) -> Path:
     """Writes one of the files into a run's folder, with the digest of the student's present weights; returns its path."""
     file = run / name
-    write_json(file, {**content, WEIGHTS: weights_digest(run)})
+    write_text(file, json_text({**content, WEIGHTS: weights_digest(run)}))
     return file
 
 

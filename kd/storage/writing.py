@@ -164,6 +164,12 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode(), private=without_secrets(text) != text)
 
 
+def json_text(content: object) -> str:
+    """Indented JSON for other programs: a number that JSON lacks, NaN or infinite, is null."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda _name: None)
+    return json.dumps(finite, indent=2) + "\n"
+
+
 def write_json(path: Path, content: object) -> None:
     """Writes indented JSON whole or not at all (:func:`write_whole`)."""
     write_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,12 +1,14 @@
 """What the terminal shows of models side by side."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kd.report.evaluated import evaluation_parts
-from kd.report.terminal import next_steps, print_parts
+from kd.report.tables import Result
+from kd.report.terminal import next_steps, print_parts, print_result
 
 
 def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
@@ -24,6 +26,11 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "b - a" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["b - a", "x 1.00", "+0.1", "-1.5"]
+
+
+def test_what_json_lacks_is_null_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(Result([math.nan, 0.5]), as_json=True)
+    assert capsys.readouterr().out == "[\n  null,\n  0.5\n]\n"
 
 
 @pytest.mark.parametrize(
