@@ -26,7 +26,8 @@ HELP = """\
                      disk, not by URL
 {options}
 
-Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture could be read, 2 wrong use.
+Damaged pictures, and those to which the student's answer is NaN, are listed and left out. Exit status: 0 done, 1 no
+picture was answered, 2 wrong use.
 """
 
 
@@ -49,10 +50,10 @@ OPTIONS = PredictOptions
 
 
 def run(request: Request, options: PredictOptions) -> int:
-    """Writes, or prints, what a run's student says of pictures; those that can't be read are listed on stderr.
+    """Writes, or prints, what a run's student says of pictures; those without an answer are listed on stderr.
 
     Returns:
-        The exit status, 1 where no picture could be read.
+        The exit status, 1 where no picture was answered.
     """
     predicted = predictions(request, options)
     files, bad = predicted.files, predicted.bad
@@ -69,16 +70,13 @@ def run(request: Request, options: PredictOptions) -> int:
         print(f"{text}: written to {where}")
     else:  # the answers themselves are on the standard output
         print(text, file=sys.stderr)
-    if len(bad) < len(files):
-        return 0
-    return 1
+    return int(len(bad) == len(files))
 
 
 def report_bad(bad: Mapping[str, str]) -> None:
-    """Lists pictures that can't be read, each with the reason, on stderr."""
+    """Lists pictures that have no answer, each with the reason, on stderr."""
     for name, problem in bad.items():
-        line = on_terminal(f"kd-predict: left out {name}: {problem}")
-        print(line, file=sys.stderr)
+        print(on_terminal(f"kd-predict: left out {name}: {problem}"), file=sys.stderr)
 
 
 def predictions(request: Request, options: PredictOptions) -> "Predictions":

@@ -144,8 +144,7 @@ def times_here(
         measures[key] = partial(_measure_here, call)
     times = {}
     for key, (rounds, _) in in_turns(measures, seconds, label).items():
-        of_all = medians(rounds)
-        times[key] = of_all["median_ms"]
+        times[key] = medians(rounds)["median_ms"]
     return times
 
 

@@ -47,10 +47,10 @@ class Predictions:
     device: torch.device
     """Runs the student."""
     bad: dict[str, str] = field(default_factory=dict)
-    """Files that can't be read, each with the reason; filled while :meth:`rows` are read."""
+    """Files that can't be read, or whose answer is no number, each with the reason; filled while :meth:`rows` are read."""
 
     def rows(self, top: int) -> Iterator[Row]:
-        """The answers in the files' order, as they come; a file that can't be read gives no row, and :attr:`bad` gets it.
+        """The answers in the files' order, as they come; a file without an answer gives no row, and :attr:`bad` gets it.
 
         Args:
             top: classes a picture.
@@ -79,7 +79,10 @@ class Predictions:
                     with torch.inference_mode():
                         logits = model(opened.preprocess(views.to(self.device))).float().cpu()
                     for (name, (_, shape)), numbers in zip(read.items(), logits, strict=True):
-                        yield {"file": name, **row_of(numbers, shape)}
+                        if numbers.isfinite().all():
+                            yield {"file": name, **row_of(numbers, shape)}
+                        else:
+                            self.bad[name] = "the model's answer is NaN or infinite"
                 shown.update(len(names))
 
     def _row_maker(self, top: int) -> Callable[[torch.Tensor, tuple[int, int]], Row]:
@@ -167,9 +170,8 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
     """
     if suffix == ".csv":
         cells = [row_cells(row) for row in rows]
-        # the first row's dict, whose keys csv_text writes as the header
-        columns = cells[:1]
-        return csv_text([*columns, *(of_row.values() for of_row in cells)])
+        # of the first row's dict csv_text writes the keys, as the header
+        return csv_text([*cells[:1], *(of_row.values() for of_row in cells)])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 

@@ -441,10 +441,12 @@ def ece(sums: Tensor) -> float:
 
 
 def _curve(sums: Tensor) -> list[list[float]]:
-    """Rows of mean confidence, share right and count, one for each bin that is not empty; ``sums`` as of :func:`ece`."""
+    """Rows of mean confidence, share right and count, one for each bin that is not empty, and whose confidences are numbers;
+    ``sums`` as of :func:`ece`.
+    """
     points = []
     for count, confidence, right in sums.T.tolist():
-        if count:
+        if count and math.isfinite(confidence):
             points.append([confidence / count, right / count, int(count)])
     return points
 

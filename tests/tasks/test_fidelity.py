@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import (
     multilabel_f1_score,
 )
 
-from kd.tasks.fidelity import Fidelity, KeptLogits
+from kd.tasks.fidelity import Fidelity, KeptLogits, _curve
 from tests._files import read_json
 from tests._helpers import CLASSES, Command
 from tests._runs import evaluated, run_of, summary_of
@@ -47,6 +47,10 @@ def fed(
         each[i % 2].update(x[0].float(), x[1].float(), x[2], x[3])
     each[0].add(each[1])
     return each[0]
+
+
+def test_a_bin_whose_confidences_are_no_numbers_is_no_point_of_the_curve() -> None:
+    assert _curve(torch.tensor([[2, 1], [1, torch.nan], [2, 1]])) == [[0.5, 1.0, 2]]
 
 
 def test_classes_against_the_definitions() -> None:

@@ -134,9 +134,9 @@ def failure(measured: dict[str, Any], wanted: ExportSettings) -> str:
     return ""
 
 
-def size_mb(path: Path) -> float:
-    """The size of a file, or of all files in a folder, in MB of 10**6 bytes."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+def size_mb(folder: Path) -> float:
+    """The size of all files in a folder, in MB of 10**6 bytes."""
+    files = filter(Path.is_file, folder.rglob("*"))
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
 

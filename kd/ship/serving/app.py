@@ -146,8 +146,11 @@ class Server:
             prediction: dict[str, Any] = {"file": file}
             if self.rule is not None:
                 prediction["by"] = name
-            read = self._read(numbers, top)
-            predictions.append(prediction | read)
+            try:
+                prediction |= answer(numbers, self.manifest, top)
+            except ValueError as error:  # numbers that the manifest does not allow
+                raise Refused(500, str(error)) from error
+            predictions.append(prediction)
         about = {"arch": self.manifest.arch, "task": self.manifest.task}
         return JSONResponse({**about, "predictions": predictions})
 
@@ -220,13 +223,6 @@ class Server:
                 404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {known}"
             )
         return name
-
-    def _read(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
-        """One picture's numbers as a client reads them; numbers that the manifest does not allow are status 500."""
-        try:
-            return answer(numbers, self.manifest, top)
-        except ValueError as error:
-            raise Refused(500, str(error)) from error
 
     async def _view(self, name: str, data: bytes | np.ndarray) -> np.ndarray:
         """An uploaded picture as the model's view, made in a decoder thread; errors begin with the picture's name."""
