@@ -174,6 +174,13 @@ class Terminate(AtStep):
         kill(signal.SIGTERM)
 
 
+class TerminateFirst(Callback):
+    """SIGTERM to its own process before the first step."""
+
+    def on_train_start(self, *_: Any) -> None:
+        kill(signal.SIGTERM)
+
+
 class SignalGroup(AtStep):
     """The group's first process sends a signal to all of it, as launchers and terminals do."""
 

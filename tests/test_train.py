@@ -286,6 +286,13 @@ def test_a_failed_run_says_why(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert str(folder / "error.txt") in capsys.readouterr().err
 
 
+def test_a_signal_before_the_first_step_is_no_failure(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", disturb("TerminateFirst")]) == 143
+    (folder,) = run_folders(recipe)
+    assert summary_of(folder)["status"] == "interrupted"
+    assert not (folder / "error.txt").exists()
+
+
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(
     plain: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

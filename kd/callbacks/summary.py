@@ -92,7 +92,8 @@ class Summary(Callback):
         """
         run = RunContext.of(trainer)
         stopped = (
-            isinstance(exception, KeyboardInterrupt)
+            # Ctrl-C, or an exit: Lightning's after a SIGTERM before the first step
+            not isinstance(exception, Exception)
             or self.preemption.interruption(exception) is not None
         )
         ended = "interrupted"
@@ -187,10 +188,9 @@ class Summary(Callback):
             for name, t in teacher.members.items()
         }
         whole["name"] = " + ".join(model["name"] for model in each.values())
-        several = {}
         if len(each) > 1:
-            several = {"members": each}
-        return whole | several
+            whole["members"] = each
+        return whole
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
         """The content of ``summary.json`` as far as the training has it; ``kd-report``, ``kd-runs`` and ``kd-tune`` read its
@@ -280,10 +280,7 @@ def _is_in_shards(optimizer: Optimizer) -> bool:
     """Whether each rank has a part of an optimizer's state alone: ZeRO's, or one over parameters in shards."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return True
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
-    return any(isinstance(parameter, DTensor) for parameter in parameters)
+    return any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
 
 
 def _model(spec: ModelSpec, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
