@@ -57,9 +57,8 @@ class CheckpointFiles(TorchCheckpointIO):
             if of_disk is None:
                 raise
             reason = of_disk.strerror or of_disk
-            raise RunError(
-                f"the checkpoint {path} can't be written: {reason}; the one before is kept"
-            ) from error
+            kept = "; the one before is kept" if path.exists() else ""
+            raise RunError(f"the checkpoint {path} can't be written: {reason}{kept}") from error
         if path.name == LAST:
             self._last_is_damaged = False
 

@@ -274,9 +274,8 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
             return super().write(data)
 
     monkeypatch.setattr("kd.storage.writing._fresh", lambda path: Small(path, "w"))
-    with pytest.raises(
-        RunError, match=r"last.ckpt can't be written: No space left on device; the one before"
-    ):
+    # no checkpoint was before
+    with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device$"):
         save(tmp_path / "last.ckpt", 1.0)
     assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]
 
