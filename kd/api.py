@@ -20,7 +20,7 @@ from kd.report.templates import html
 from kd.run.as_function import as_function
 from kd.run.fit import fit
 from kd.run.open import open_run
-from kd.run.options import take_options
+from kd.run.options import refuse_words, take_options
 from kd.run.request import Request, as_word, translate
 from kd.run.streams import quiet_libraries
 from kd.ship.predict import row_cells
@@ -154,7 +154,7 @@ def evaluate(
         UserError: no finished run, a key that an evaluation does not take, pictures that can't be measured on, or another
             thread runs one of these functions.
     """
-    result = eval_command.run(_request(settings, words, run=run))
+    result = eval_command.run(_request(settings, words, run=run, command="eval"))
     if result is None:
         raise UserError("run: must be a run's folder, its URL, or what kd.train returned")
     return Figures(result.content, result.parts)
@@ -180,7 +180,7 @@ def export(
         UserError: no finished run, a wrong key, or a package that is missing; or another thread runs one of these functions.
         RunError: the export differs too much from the student, and is not kept.
     """
-    request = _request(settings, {**words, "to": to}, run=run)
+    request = _request(settings, {**words, "to": to}, run=run, command="export")
     result = export_command.run(request, take_options(export_command.OPTIONS, request))
     if result.problem:
         raise RunError(result.problem)
@@ -212,7 +212,7 @@ def predict(
         UserError: no finished run, no pictures, or a wrong key; or another thread runs one of these functions.
     """
     names = [pictures] if isinstance(pictures, (str, Path)) else pictures
-    request = _request(settings, words, run=run)
+    request = _request(settings, words, run=run, command="predict")
     request.rest += map(str, names)
     options = take_options(PredictOptions, request)
     if options.out is not None:
@@ -251,14 +251,12 @@ def size(
             written); or another thread runs one of these functions.
         Stopped: a signal came while the recipe's teacher was trained first.
     """
-    request = _request(settings, words, [f"recipe={recipe}"])
+    request = _request(settings, words, [f"recipe={recipe}"], command="size")
     options = take_options(size_command.OPTIONS, request)
     sizes = size_command.run(request, options).content
     candidates = sizes["candidates"]
-    for candidate in candidates:
-        if candidate["name"] == sizes["choice"]:
-            return candidates, candidate
-    return candidates, None
+    chosen = {one["name"]: one for one in candidates}
+    return candidates, chosen.get(sizes["choice"])
 
 
 def _request(
@@ -266,6 +264,7 @@ def _request(
     words: Mapping[str, Any],
     first: Sequence[str] = (),
     run: str | Path | RunResult | None = None,
+    command: str = "train",
 ) -> Request:
     """The request that a command line with the same settings would give. Also quiets libraries in this process.
 
@@ -276,13 +275,18 @@ def _request(
         words: likewise; of a key in both, the value here counts.
         first: words that the command line begins with (``recipe=NAME``).
         run: the run that the command is for, which becomes ``request.rest``; None: the command names no run.
+        command: whose command line it is.
+
+    Raises:
+        UserError: a key that can be none (``1``, ``""``), or a word that the command line would refuse too.
     """
     quiet_libraries()
     line = list(first)
     for key, given in {**(settings or {}), **words}.items():
         several = key == "config" and isinstance(given, (list, tuple))
         line += [as_word(key, _plain(value)) for value in (given if several else [given])]
-    request = translate(line)
+    request = translate(line, command=command)
+    refuse_words(request)
     if run is not None:
         request.rest = [str(run.folder if isinstance(run, RunResult) else run)]
     return request

@@ -133,21 +133,17 @@ def _run(command: str, argv: Sequence[str]) -> int:
         argv: its arguments.
 
     Raises:
-        UserError: there are arguments, but not those that the command needs, or ``resume``, which ``kd-train`` alone
-            takes; or the command's own.
+        UserError: there are arguments, but not those that the command needs; or the command's own.
     """
     module = import_module(f"kd.commands.{command}")
     request = translate(argv, getattr(module, "FLAGS", ()), command)
-    if request.resume is not None and command != "train":
-        raise UserError(
-            f"resume: kd-{command} resumes no run, kd-train resume={request.resume} does"
-        )
     as_json = "json" in request.flags
     asked = "help" in request.flags
     outcome = None
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         if "options" not in signature(module.run).parameters:
-            outcome = None if asked else module.run(request)
+            if not asked:
+                outcome = module.run(request)
         elif options := read_options(module.OPTIONS, request):
             outcome = module.run(request, options)
     if isinstance(outcome, int):

@@ -56,7 +56,7 @@ def local_processes() -> int:
     The launcher's number (the variable ``LOCAL_WORLD_SIZE``) counts. Without it one for each GPU that this process sees is
     assumed, but no more than the training has; without GPUs all processes of the training.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return 1
     launchers_count = os.environ.get("LOCAL_WORLD_SIZE", "")
     if launchers_count.isdecimal():
@@ -69,7 +69,7 @@ def of_all_processes(mine: T) -> list[T]:
     """A list of every process's ``mine``, by rank. Every process must call this and gets the list; ``mine`` may be anything
     that pickles.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return [mine]
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, mine)
@@ -132,7 +132,7 @@ def any_process(strategy: Strategy, answer: bool) -> bool:
     """Whether ``answer`` is True in one process at least. Every process must call this and gets the same result; it uses
     :func:`_host_group` where there is one.
     """
-    if not _in_process_group():  # called after each batch: a single process makes no tensor for it
+    if not in_process_group():  # called after each batch: a single process makes no tensor for it
         return answer
     group = _host_group(strategy)
     if group is None:
@@ -153,7 +153,7 @@ def from_first(strategy: Strategy, value: T) -> T:
         strategy: of the training.
         value: anything that pickles; that of the other processes is not used.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return value
     group = _host_group(strategy)
     if group is None:
@@ -175,7 +175,7 @@ def merged_at_first(strategy: Strategy, mine: T, merge: Callable[[T, T], T]) -> 
         mine: of this process; anything that pickles.
         merge: ``(of lower ranks, of higher ranks) -> of both``; may change its first argument in place.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return mine
     group = _host_group(strategy)
     if group is None:  # a third party's backend may send nothing from one process to another
@@ -210,7 +210,7 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
         RunError: ``compute`` has failed otherwise in the first process; raised in the others. The first one raises its own
             error.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return compute()
     if dist.get_rank() == 0:
         try:
@@ -284,7 +284,7 @@ def in_each(compute: Callable[[], T]) -> T:
         RunError: ``compute`` has failed otherwise in one process; raised in the others. A process that has failed raises its
             own error. Where several have failed, those that have not raise what the lowest failed rank reports.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return compute()
     try:
         value = compute()
@@ -331,7 +331,7 @@ def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
     Every process must call this, with tensors of the same shapes and dtypes in the same order. It uses
     :func:`_host_group` where there is one. Without a process group nothing happens.
     """
-    if not _in_process_group():
+    if not in_process_group():
         return
     group = _host_group(strategy)
     place = strategy.root_device if group is None else torch.device("cpu")
@@ -343,7 +343,7 @@ def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
         tensor.copy_(sent)
 
 
-def _in_process_group() -> bool:
+def in_process_group() -> bool:
     """Whether this process is in a process group; a run of one process need not be."""
     return dist.is_available() and dist.is_initialized()
 

@@ -56,6 +56,7 @@ def test_a_run_from_python_is_that_of_the_command_line(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({1: 2}, "what is '1=2'"),
         ({"lr": 1}, r"no key 'lr'; did you mean 'optim\.lr'\?"),
         ({"optim.lr": "much"}, r"optim\.lr: must be a number, got 'much'"),
         ({"optim.kwargs": {"betas": [0.9]}}, r"optim\.kwargs: adamw can't work with"),
@@ -129,6 +130,8 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
     with refuses(f"{tmp_path}"):  # no run is there
         kd.evaluate(tmp_path, {"trust": "tests._kills"})
+    with refuses("resume: kd-eval resumes no run"):
+        kd.evaluate(tmp_path, resume=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,7 @@ ALLOWED = {
         [Plain(), Plain()],
         'a module or a function of pictures.*{"a": a, "b": b}.*got list',
     ),
+    "teacher[none]": ({}, 'several go by name, {"a": a, "b": b}.*got dict'),
     "student": (5, "torch.nn.Module, got int"),
     "taps['kd']": ({"kd": "layer2"}, "kd.TapSpec.*got str"),
     "data": (["a", "b"], "kd.DataInfo.*got list"),
@@ -231,6 +232,7 @@ def test_arguments_of_another_kind_are_refused_with_what_is_allowed(
 ) -> None:
     given, message = ALLOWED[argument]
     name = argument.partition("[")[0]
+    argument = argument.removesuffix("[none]")
     if name == "optim" and door is kd.Distillation:
         return
     arguments = {"student": Plain(), "teacher": Plain(), "losses": KD, name: given}
@@ -621,6 +623,11 @@ def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes
     )
     with refuses(said):
         step(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))
+    student.requires_grad_(False).fc.requires_grad_(True)  # layer2 is frozen, the head is not
+    with refuses(r"model\.taps: what the student has up to these layers is frozen"):
+        kd.DistillationModule(
+            student, teacher, losses={"near": Unprojected()}, taps=taps, task_loss_weight=0
+        )
 
 
 def test_a_loss_over_features_teaches_no_teacher() -> None:

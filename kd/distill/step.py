@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,6 +29,7 @@ from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
 from kd.models.preprocess import in_type_of
 from kd.optim import OptimSpec, as_optim
+from kd.processes import in_process_group
 from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
@@ -124,8 +124,16 @@ class Distillation(nn.Module):
         self.answering_teacher = run_teacher
         """Answers in a step: the teacher, or a cache before it."""
         if not isinstance(student, Student):
-            given = {"student": student, "task": task, "losses": losses, "taps": taps}
-            check_types({**given, "teacher_of": teacher_of, "data": data})
+            check_types(
+                {
+                    "student": student,
+                    "task": task,
+                    "losses": losses,
+                    "taps": taps,
+                    "teacher_of": teacher_of,
+                    "data": data,
+                }
+            )
             before = AsGiven(student)
             model = uncompiled(student)
             if task is None:
@@ -231,7 +239,7 @@ class Distillation(nn.Module):
         # Their weighted sum; where labels may be missing, each term times its share of the optimizer step's targets.
         summed = values
         window = batch.get("window")
-        has_others = window is not None or (dist.is_available() and dist.is_initialized())
+        has_others = window is not None or in_process_group()
         if objective.lacks_labels and student.training and has_others:
             summed = by_share(objective, values, target, window)
         total = objective.weighted(summed)
@@ -316,23 +324,21 @@ def as_teacher(
         name: of the argument, for messages.
 
     Raises:
-        TypeError: something else.
+        TypeError: something else, or no model by name at all.
     """
     if teacher is None or isinstance(teacher, RunTeacher):
         return teacher
     if isinstance(teacher, Teacher):
         return OwnTeacher(teacher)
-    if isinstance(teacher, Mapping):
-        members = {}
-        for key, model in teacher.items():
-            members[key] = as_teacher(model, prepare, f"teacher['{key}']")
-        return Ensemble(members)  # type: ignore[arg-type]
+    if isinstance(teacher, Mapping) and teacher:
+        members: Any = {
+            key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()
+        }
+        return Ensemble(members)
     if not callable(teacher):
-        hint = "or a kd.Teacher"
-        if isinstance(teacher, list | tuple):
-            hint = 'several go by name, {"a": a, "b": b}'
         raise TypeError(
-            f"{name}: must be a module or a function of pictures ({hint}), got {type(teacher).__name__}"
+            f"{name}: must be a module or a function of pictures (or a kd.Teacher; several go by name, "
+            f'{{"a": a, "b": b}}), got {type(teacher).__name__}'
         )
     if isinstance(teacher, nn.Module):
         teacher = frozen_copy(teacher, name)

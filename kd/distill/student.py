@@ -189,6 +189,9 @@ class Student(nn.Module):
 
         Where features alone are learnt these are the parameters that get no gradient in the backward pass of a trial.
         Where logits are learnt, losses reach all, and nothing is done.
+
+        Raises:
+            UserError: no loss reaches a parameter that is trained: all before the layers are frozen.
         """
         objective = self.objective
         if objective.task_loss_weight or objective.trains_logits:
@@ -199,6 +202,8 @@ class Student(nn.Module):
         for layers in objective.layers.values():
             for features in self.taps.read(caught, layers.student, layers.tokens):
                 total = total + features.sum().cpu()
+        if not total.requires_grad:
+            raise UserError("model.taps: what the student has up to these layers is frozen")
         trained = [p for p in self.model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(total, trained, allow_unused=True)
         for parameter, gradient in zip(trained, gradients, strict=True):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch import Tensor, nn
 
-from kd.processes import of_all_processes
+from kd.processes import in_process_group, of_all_processes
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -66,7 +66,7 @@ class PlainLoop:
         attributes are named as in a Trainer.
         """
         self.strategy = LoopStrategy(model)
-        together = dist.is_available() and dist.is_initialized()
+        together = in_process_group()
         self.global_rank = dist.get_rank() if together else 0
         self.world_size = dist.get_world_size() if together else 1
         hosts = of_all_processes(socket.gethostname())

@@ -240,10 +240,11 @@ def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "tr
     Args:
         argv: the words.
         flags: the command's own, beside :data:`FLAGS`.
-        command: its name, for a message.
+        command: its name.
 
     Raises:
-        UserError: an unknown option, a setting without a value, two recipes, or control characters.
+        UserError: an unknown option, a setting without a value, two recipes, control characters, or ``resume``, which
+            ``kd-train`` alone takes.
     """
     request = Request()
     items = list(argv)
@@ -275,7 +276,14 @@ def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "tr
             raise _no_option(item, command)
         else:
             request.rest.append(item)
+    _check_resume(request.resume, command)
     return request
+
+
+def _check_resume(run: str | None, command: str) -> None:
+    """Refuses a run to resume for another command than ``kd-train``."""
+    if run is not None and command != "train":
+        raise UserError(f"resume: kd-{command} resumes no run, kd-train resume={run} does")
 
 
 def underscored(key: str) -> str:
