@@ -580,24 +580,6 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
     return max(0, int(length_of_schedule - left_of_run))
 
 
-def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
-    """Factor for a batch's loss: above 1 in an epoch's last optimizer step, if that accumulates fewer batches than the
-    trainer divides by.
-
-    In all other steps it is 1: of 10 batches, 4 to a step, the last two have the factor 2.
-
-    Args:
-        batches: how many the epoch has in this process; infinite: not known, and the factor is always 1.
-        accumulate: batches of an optimizer step; the trainer divides each loss by it.
-        batch_idx: number of the batch in the epoch, from 0.
-
-    >>> [short_window(6, 4, batch_idx) for batch_idx in range(6)]
-    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
-    """
-    first_of_window = batch_idx - batch_idx % accumulate
-    return accumulate / min(accumulate, batches - first_of_window)
-
-
 def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:
     """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``.
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests._runs import (
     resumed,
     run,
     run_folders,
+    run_of,
     student_of,
     summary_of,
 )
@@ -127,16 +129,22 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path) -> N
     assert summaries[0]["student"] == summaries[1]["student"]
 
 
-def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> None:
-    """Two batches of an accumulation of four are one batch of twice the size."""
+def test_a_short_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> None:
+    """Resumed in an epoch that ends soon: two batches of an accumulation of four are one batch of twice the size."""
     sgd = [
         "optim.name=sgd",
+        "optim.min_lr_ratio=1",
         "trainer.max_epochs=1",
         "trainer.precision=32-true",
         "trainer.gradient_clip_val=0",
+        "checkpoint.every_n_steps=1",
     ]
-    short = run(recipe, *sgd, "trainer.accumulate_grad_batches=4", "trainer.limit_train_batches=2")
-    one = run(recipe, *sgd, "data.batch_size=16", "trainer.limit_train_batches=1")
+    assert train_main([f"recipe={recipe}", *sgd, disturb("FailAtStep", step=1)]) == 1
+    one = run_of(recipe)
+    short = shutil.copytree(one, one.with_name("001"))
+    again = "trainer.callbacks=null"
+    resumed(short, again, "trainer.accumulate_grad_batches=4", "trainer.limit_train_batches=3")
+    resumed(one, again, "data.batch_size=16", "trainer.limit_train_batches=2")
     for name, weight in student_of(one).items():
         torch.testing.assert_close(student_of(short)[name], weight, atol=1e-6, rtol=1e-5)
 

@@ -14,7 +14,6 @@ from kd.callbacks.host_copies import HostCopies
 from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own
-from kd.module.pace import loss_of_batch
 
 RISEN = 3.0  # a loss of more than so many times the first one: the training had diverged before
 SHOWN = 16  # numbers of pictures that the message names at most
@@ -66,8 +65,7 @@ class Finite(Callback):
         if after_step(trainer, batch_idx):
             step -= 1  # it counts the batch's own step already
         of_batch = _Batch(trainer.fit_loop.epoch_loop.total_batch_idx, step, batch["index"])
-        loss = loss_of_batch(output_of(outputs)["loss"], trainer, batch_idx)
-        self._losses.add(of_batch, loss.detach())
+        self._losses.add(of_batch, output_of(outputs)["terms"]["loss"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Waits for the epoch's last losses and checks them.

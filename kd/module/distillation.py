@@ -80,6 +80,8 @@ class DistillationModule(Inference):
     """Whether the step under way is logged."""
     _factor = 1.0
     """Of the loss of the step under way (:func:`kd.module.pace.window_factor`)."""
+    _first: int | None = None
+    """Number of the first batch of the present epoch in this fit; None before it."""
 
     def __init__(
         self,
@@ -286,6 +288,7 @@ class DistillationModule(Inference):
         run's stays as it is.
         """
         self.resume.settle(self.trainer, self.data)
+        self._first = None
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as kd's own (:func:`as_batch`); adds what a cache knows while the batch is on the host.
@@ -331,7 +334,12 @@ class DistillationModule(Inference):
         """
         self.student.objective.set_epoch(self.current_epoch, self.planned_epochs)
         self._logs = logs_now(self.trainer)
-        self._factor = window_factor(self.trainer, batch_idx)
+        if self._first is None or batch_idx == 0:
+            self._first = batch_idx
+        trainer = self.trainer
+        batches = trainer.num_training_batches
+        accumulate = trainer.accumulate_grad_batches
+        self._factor = window_factor(batches, accumulate, batch_idx, self._first)
         if self.data is not None:
             step = self.current_epoch * 1_000_003 + batch_idx
             seed_of_step = self.data.seed * 7_919 + step

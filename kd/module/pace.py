@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.precision import DeepSpeedPrecision, FSDPPrecision, HalfPrecision
-from torch import Tensor
 from torch.optim import Optimizer
 
 from kd.data.batch import as_batch
 from kd.distill.sharding import Sharding
 from kd.lightning_internals import loggers_take_this_step
-from kd.optim import Pace, short_window
+from kd.optim import Pace
 
 
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
@@ -73,35 +72,27 @@ def seed_step(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def window_factor(trainer: Trainer, batch_idx: int) -> float:
-    """Factor of a batch's loss: above 1 in an epoch's last optimizer step if that accumulates fewer batches, else 1.
+def window_factor(batches: float, accumulate: int, batch_idx: int, first: int = 0) -> float:
+    """Factor of a batch's loss: above 1 in an optimizer step that accumulates fewer batches than the trainer divides by,
+    else 1.
 
-    The trainer divides each loss by ``accumulate_grad_batches``. The factor undoes this for the missing batches, so that the
-    last step, too, follows the mean of its batches.
-
-    Args:
-        trainer: of the run.
-        batch_idx: number of the batch in the epoch, from 0.
-    """
-    accumulate = trainer.accumulate_grad_batches
-    if accumulate == 1:
-        return 1.0
-    return short_window(trainer.num_training_batches, accumulate, batch_idx)
-
-
-def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
-    """The mean loss of a batch, from what Lightning hands to callbacks as a training step's ``loss``.
+    So this step, too, follows the mean of its batches. It is an epoch's last one, or the first one in an epoch that a run
+    resumes within: of 10 batches, 4 to a step, the last two have the factor 2.
 
     Args:
-        loss: a scalar, in the outputs of ``on_train_batch_end``: times :func:`window_factor`, over
-            ``accumulate_grad_batches``.
-        trainer: of the run.
+        batches: how many the epoch has in this process; infinite: not known, and no last step is short.
+        accumulate: batches of an optimizer step; the trainer divides each loss by it.
         batch_idx: number of the batch in the epoch, from 0.
+        first: number of the first batch of the epoch in this run.
+
+    >>> [window_factor(6, 4, batch_idx) for batch_idx in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    >>> [window_factor(6, 3, batch_idx, first=2) for batch_idx in range(2, 6)]
+    [3.0, 1.0, 1.0, 1.0]
     """
-    accumulate = trainer.accumulate_grad_batches
-    if accumulate == 1:
-        return loss
-    return loss * accumulate / window_factor(trainer, batch_idx)
+    start = batch_idx - batch_idx % accumulate
+    end = min(start + accumulate, batches)
+    return accumulate / (end - max(start, first))
 
 
 def logs_now(trainer: Trainer) -> bool:

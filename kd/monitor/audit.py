@@ -10,7 +10,6 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.hooks import after_step
 from kd.data.batch import Batch
-from kd.module.pace import loss_of_batch
 from kd.storage.elsewhere import LARGEST_LOG, Json, json_of, text_of
 from kd.storage.writing import appended, write_text
 
@@ -55,7 +54,7 @@ class Audit(Callback):
     ) -> None:
         """Adds the batch to its step, and writes the step's line, as of the class, once it is complete."""
         self._index += batch["index"].tolist()
-        self._losses.append(float(loss_of_batch(output_of(outputs)["loss"], trainer, batch_idx)))
+        self._losses.append(float(output_of(outputs)["terms"]["loss"]))
         if not after_step(trainer, batch_idx):
             return
         loss = sum(self._losses) / len(self._losses)

@@ -127,10 +127,8 @@ def test_a_process_whose_shards_are_empty_has_no_bad_weights(
         Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
 
 
-def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches_are_accumulated() -> (
-    None
-):
-    """Ten batches an epoch, four to a step: the third step of an epoch has two. Lightning divides each loss by four."""
+def test_a_loss_that_is_nan_is_named_with_its_step_where_batches_are_accumulated() -> None:
+    """Ten batches an epoch, four to a step: the third step of an epoch has two."""
     finite = Finite()
     losses = [2.0] * 18 + [8.0, math.nan]
     for number, loss in enumerate(losses):
@@ -140,14 +138,12 @@ def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches
         trainer: Any = SimpleNamespace(
             fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=number)),
             accumulate_grad_batches=4,
-            num_training_batches=10,
             is_last_batch=is_last,
             global_step=steps,
             current_epoch=epoch,
             global_rank=0,
         )
-        scale = 2.0 if batch_idx >= 8 else 1.0  # of the short window
-        outputs = {"loss": torch.tensor(loss) * scale / 4}
+        outputs = {"terms": {"loss": torch.tensor(loss)}}
         finite.on_train_batch_end(trainer, None, outputs, {"index": torch.arange(2)}, batch_idx)  # type: ignore[arg-type]
     with pytest.raises(RunError) as error:
         finite.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
@@ -165,7 +161,7 @@ def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_n
         loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=number))
         trainer: Any = SimpleNamespace(fit_loop=loop, accumulate_grad_batches=1, current_epoch=0, global_rank=0,
                                        world_size=1, is_global_zero=False, global_step=number + 1)  # fmt: skip
-        outputs = {"loss": torch.tensor(loss)}
+        outputs = {"terms": {"loss": torch.tensor(loss)}}
         finite.on_train_batch_end(trainer, None, outputs, {"index": torch.arange(4)}, number)  # type: ignore[arg-type]
         if number == 1:
             finite.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
