@@ -35,7 +35,7 @@ class TrainBatches(Sampler[list[Key]]):
     sequence of permutations, so that all are seen equally often (with ``paired`` nearly so).
 
     With ``paired`` (mixed in pairs; needs an even batch size) a sample is in one pair of an epoch only, because its view
-    may repeat: an epoch takes each unlabelled sample once at most.
+    may repeat: an epoch takes each unlabelled sample once at most (:func:`kd.data.splits.check_ratio`).
 
     With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
     sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each
@@ -80,16 +80,7 @@ class TrainBatches(Sampler[list[Key]]):
     def __post_init__(self) -> None:
         """Finds the samples of each class, where ``classes`` are given, for epochs in which all classes come equally
         often.
-
-        Raises:
-            UserError: a ``paired`` epoch needs more unlabelled samples than there are.
         """
-        needed = self.epoch_length() - self.length
-        if self.paired and self.ratio is not None and needed > self.unlabelled:
-            raise UserError(
-                f"data.unlabeled_ratio: must be <= {self.unlabelled / self.length:.3g} with mixup or cutmix, as "
-                f"no unlabelled picture may come twice in an epoch, got {self.ratio}"
-            )
         self.groups: list[np.ndarray] = []
         """The labelled samples of each class."""
         if self.classes is not None:

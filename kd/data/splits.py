@@ -504,6 +504,29 @@ def check_global_batch(batch_size: int, processes: int, pictures: int, of_what: 
         )
 
 
+def check_ratio(ratio: float, labelled: int, unlabelled: int, paired: bool) -> None:
+    """Refuses a ``data.unlabeled_ratio`` by which an epoch has no unlabelled picture, or a ``paired`` one twice.
+
+    Args:
+        ratio: unlabelled pictures to each labelled one in an epoch.
+        labelled: pictures.
+        unlabelled: likewise.
+        paired: whether pictures are mixed.
+
+    Raises:
+        UserError: it says what is allowed.
+    """
+    count = round(ratio * labelled)
+    problem = ""
+    if count == 0:
+        problem = f"must be > {0.5 / labelled:.3g} with {labelled} labelled pictures"
+    elif paired and count > unlabelled:
+        most = f"must be <= {unlabelled / labelled:.3g} with mixup or cutmix"
+        problem = f"{most}, as no unlabelled picture may come twice in an epoch"
+    if problem:
+        raise UserError(f"data.unlabeled_ratio: {problem}, got {ratio}")
+
+
 def info_of(
     source: Source,
     sizes: Mapping[str, int],
@@ -552,6 +575,9 @@ def info_of(
         raise UserError(
             "data.unlabeled: needs labelled pictures in data.source, which has none; leave it out"
         )
+    if given.unlabeled_ratio is not None:
+        labelled_count = sizes["train"] - sizes["unlabeled"]
+        check_ratio(given.unlabeled_ratio, labelled_count, sizes["unlabeled"], augment.mixes)
     if 0 < len(source.classes) < source.kind.least_classes:
         raise UserError(f"data.source: needs two classes or more, got one ('{source.classes[0]}')")
     return DataInfo(

@@ -100,11 +100,6 @@ def test_the_order_is_the_same_for_every_number_of_processes() -> None:
     assert one == [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch]
 
 
-def test_pairs_do_not_come_twice_in_an_epoch() -> None:
-    with refuses(r"^data.unlabeled_ratio: must be <= 0.25 .*, got 0.3$"):
-        TrainBatches(20, 4, 0, unlabelled=5, ratio=0.3, paired=True)
-
-
 def test_a_picture_that_comes_again_in_an_epoch_shows_another_view() -> None:
     """As often as the ratio asks for; not where a cache wants the views again."""
     batches = TrainBatches(20, 4, 0, unlabelled=5, ratio=1.0)
