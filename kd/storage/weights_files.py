@@ -25,13 +25,18 @@ def weights_file(path: Path, key: str) -> Path:
         key: the configuration key that named it, for messages; "" where the caller ignores errors.
 
     Raises:
-        UserError: no such file, or one at a URL that can't be fetched.
+        UserError: no such file, or one at a URL that can't be fetched, or that goes on after the file's name.
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
         root = "/" if url[1] in ("file", "local") else ""  # these have three
         place = f"{url[1]}://{root}{url[2]}"
         if path.suffix not in FILES:
+            if "?" in place:
+                raise UserError(
+                    f"{key}: {place}: a weights file's URL ends with its name, as of {', '.join(FILES)}; leave out "
+                    "what follows '?', or download the file and give its path"
+                )
             place = f"{url_of_run(place, key)}/student.safetensors"
         return fetched(place, key)
     if path.is_symlink() or path.name == "latest":

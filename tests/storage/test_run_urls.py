@@ -72,6 +72,8 @@ def test_weights_are_taken_from_the_run_that_latest_names(
         assert file.read_bytes() == b"weights"
     with refuses("^weights: run memory://urls/other/latest not found$"):
         weights_file(Path("memory://urls/other/latest"), "weights")
+    with refuses("^weights: https://host/w.pth.download=true: .* leave out what follows"):
+        weights_file(Path("https://host/w.pth?download=true"), "weights")
     (tmp_path / "a.pth").touch()
     assert weights_file(Path(f"file://{tmp_path}/a.pth"), "weights").is_file()
 
