@@ -30,12 +30,13 @@ def in_order(labels: Iterable[str]) -> list[str]:
     (['9', '10'], ['10', '9', 'b'])
     """
     names = sorted(labels)
-    if all(map(_is_number, names)):
+    if all(map(is_number, names)):
         names.sort(key=int)
     return names
 
 
-def _is_number(name: str) -> bool:
+def is_number(name: str) -> bool:
+    """Whether a label is a whole number, of 18 digits at most."""
     return bool(re.fullmatch(r"-?[0-9]{1,18}", name))
 
 
@@ -67,11 +68,11 @@ def doubts(classes: Sequence[str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name in classes:
         loose = re.sub(r"[\W_]+", " ", name.casefold()).strip() or name
-        alike.setdefault(str(int(name)) if _is_number(name) else loose, []).append(name)
+        alike.setdefault(str(int(name)) if is_number(name) else loose, []).append(name)
     for names in alike.values():
         if len(names) > 1:
             notes.append(f"classes that hardly differ stay separate: {in_quotes(names)}")
-    if all(map(_is_number, classes)):
+    if all(map(is_number, classes)):
         moved = [f"'{name}' is class {i}" for i, name in enumerate(classes) if int(name) != i]
         if moved:
             ends = ", ".join(dict.fromkeys([moved[0], moved[-1]]))

@@ -20,7 +20,7 @@ from kd.data.once import once
 from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
 from kd.data.sources.files import said
-from kd.data.sources.labels import numbered
+from kd.data.sources.labels import is_number, numbered
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, stamp_of_file
 from kd.data.sources.shards import PICTURE, ShardSplit
 from kd.data.sources.split_names import split_of
@@ -114,7 +114,7 @@ class WebDataset(Source):
             plain_label(label) for shard in self._read(split).values() for label in shard.labels
         ]
         names = dict(enumerate(self.names or []))
-        return [names.get(int(label), label) if label.isdecimal() else label for label in labels]
+        return [names.get(int(label), label) if is_number(label) else label for label in labels]
 
     def has(self, split: str) -> bool:
         """Whether shards were given for the split."""
