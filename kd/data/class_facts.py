@@ -37,7 +37,7 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     key = f"data.class_facts: {file}"
     try:
         with lines_of(Path(file).expanduser()) as lines:
-            table = csv.DictReader(lines)
+            table = csv.DictReader(lines, strict=True)
             rows = [row for row in table if any(row.values())]
             label_column, *names = table.fieldnames or [""]
     except (OSError, ValueError, csv.Error) as error:

@@ -90,9 +90,13 @@ def test_semicolons_part_labels_in_a_list_without_a_header(tmp_path: Path) -> No
     assert found == (["a.jpg", "b.jpg"], ["x;y", "y"])
 
 
-def test_a_list_of_another_encoding_is_none(tmp_path: Path) -> None:
+def test_a_list_of_another_encoding_or_with_a_quote_that_stays_open_is_none(tmp_path: Path) -> None:
     with refuses("data.source.train: .*is no list of pictures"):
         listed(tmp_path, "m.csv", b"path,label\n\xff.jpg,x\n")
+    with refuses(
+        "data.source.train: .*/m.csv can't be read from line 3 on: unexpected end of data"
+    ):
+        listed(tmp_path, "m.csv", 'path,label\na.jpg,x\nb.jpg,"y\nc.jpg,x\n')
 
 
 @pytest.mark.parametrize(("cells", "arguments", "labels"), [

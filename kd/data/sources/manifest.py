@@ -248,6 +248,9 @@ class Manifest(Source):
         """The rows of a list by column: of a table, of a JSON list, or of one JSON object a line.
 
         A row that is shorter than the header lacks its last columns.
+
+        Raises:
+            Unfit: something else than an object, a row that is longer than the first, or one in which a quote stays open.
         """
         if suffix not in DELIMITERS:
             records: Any = (json_of(line) for line in text.split("\n") if line.strip())
@@ -261,18 +264,24 @@ class Manifest(Source):
             return
         lines = io.StringIO(text.lstrip("\r\n"), newline="")
         delimiter = self.delimiter or DELIMITERS[suffix]
-        table: csv.DictReader[Any] = csv.DictReader(lines, delimiter=delimiter)
+        table: csv.DictReader[Any] = csv.DictReader(lines, delimiter=delimiter, strict=True)
         first = table.fieldnames or []
         if isinstance(self.path_column, int):  # no header
             table.fieldnames = range(len(first))
             yield dict(enumerate(first))
         else:
             table.fieldnames = [name.strip() for name in first]
-        for row in table:
-            if None in row:
-                count = f"{len(first) + len(row[None])} columns in line {table.line_num}"
-                raise Unfit(f"has {count}, {len(first)} in the first")
-            yield row
+        line = table.line_num
+        try:
+            for row in table:
+                line = table.line_num
+                if None in row:
+                    count = f"{len(first) + len(row[None])} columns in line {line}"
+                    raise Unfit(f"has {count}, {len(first)} in the first")
+                yield row
+        except csv.Error as error:
+            reason = f"{error}; a field that begins with a quote must end with it"
+            raise Unfit(f"can't be read from line {line + 1} on: {reason}") from error
 
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""
