@@ -25,6 +25,7 @@ from kd.data.sources import (
     Shards,
     Source,
     WebDataset,
+    identity,
 )
 from tests._helpers import refuses
 
@@ -40,7 +41,9 @@ class Picture(NamedTuple):
 
 def png(number: int) -> bytes:
     stream = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    pixels = (
+        np.random.default_rng(number).integers(0, 255, (8, max(8, number - 90), 3)).astype(np.uint8)
+    )
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
 
@@ -283,6 +286,16 @@ def test_linked_folders(reader: str, tmp_path: Path) -> None:
                 json.loads(json.dumps(getattr(again, name)).replace("/other", "/link")),
             )
     assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]
+
+
+@pytest.mark.parametrize("reader", sorted(WRITERS))
+def test_a_picture_that_was_edited_makes_another_split(reader: str, tmp_path: Path) -> None:
+    """By the file's name alone in a list; elsewhere by its size. It is the same wherever the files lie."""
+    identities = []
+    for number in ("9", "99", "099"):
+        pictures = [Picture("train", "cat", int(number)), *plain_set()]
+        identities.append(identity(WRITERS[reader](tmp_path / number, pictures).load("train")))
+    assert identities[0] != identities[1] == identities[2]
 
 
 def test_a_linked_folder_within_a_class_is_read_once(tmp_path: Path) -> None:

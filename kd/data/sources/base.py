@@ -220,7 +220,7 @@ class SplitFacts(NamedTuple):
     """Of what the pictures are, whatever their labels; it names a teacher's cache. It changes when a picture's content does.
     A pack's is the same wherever the pack lies; that of all other splits changes with the folder."""
     identity: str
-    """Of the names and labels of files and the sizes of these and their masks: the same wherever the files lie. A resumed
+    """Of the names and labels of pictures and the sizes of these and their masks: the same wherever the files lie. A resumed
     run must find it unchanged (:func:`kd.data.datamodule.check_same_samples`); times of change do not count."""
 
 
@@ -234,10 +234,12 @@ def split_facts(split: Split) -> SplitFacts:
         key = f"{name}\0{stamp}"
         if hasattr(whole, "key"):  # a pack's: the same wherever it lies
             key = whole.key(j)
-        size: int | str = 0  # of pictures in a shard or a table
+        size: int | str = 0  # of pictures in a pack, whose key has it
         if isinstance(whole, FileSplit):
             *sizes_and_times, _ = stamp.split("\0")
             size = " ".join(sizes_and_times[::2]) or 0
+        elif hasattr(whole, "sizes"):
+            size = whole.sizes[j]
         else:
             with suppress(OSError):
                 size = Path(name).stat().st_size

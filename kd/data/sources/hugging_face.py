@@ -38,6 +38,7 @@ class HubTable(Protocol):
 
     features: Mapping[str, object]
     column_names: list[str]
+    data: Any
     _fingerprint: str
 
     def __len__(self) -> int: ...
@@ -396,6 +397,19 @@ class _HuggingFaceSplit:
             raise OSError("its row has no picture")
         with open_regular(picture["path"], MAX_BYTES) as file:
             return file.read()
+
+    @cached_property
+    def sizes(self) -> list[int | str]:
+        """Bytes of each picture in the table, which is not read for them, or in the file that its row names; else ""."""
+        from pyarrow import compute
+
+        pictures = self.data.data.column(self.column)
+        lengths = compute.binary_length(compute.struct_field(pictures, "bytes"))
+        paths = compute.struct_field(pictures, "path")
+        sizes = []
+        for length, path in zip(lengths.to_pylist(), paths.to_pylist(), strict=True):
+            sizes.append(length or stamp_of_file(str(path)).partition("\0")[0])
+        return sizes
 
     def stamp(self, i: int) -> str:
         """The same for all pictures of the split: ``datasets``' hash of what it has built these rows from."""

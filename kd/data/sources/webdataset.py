@@ -174,6 +174,7 @@ class TarSplit(ShardSplit):
             for place in shard.places
         ]
         super().__init__("", list(shards), np.array(rows, PICTURE), targets, digest="")
+        self.sizes = self.samples["size"]
         self.left_out = _left_out(shards)
         self.check = None  # nobody has looked at the pictures yet
 
