@@ -263,6 +263,9 @@ def test_a_folder_of_the_same_name_is_another_data_set(tmp_path: Path) -> None:
     source = HuggingFace(str(folder))
     assert usual_split(Splits(source, DataSpec())) == "test"
     assert source.load("val").targets == source.load("train").targets
+    (folder / "test.parquet").rename(folder / "val-2.parquet")
+    with refuses("data.source.path: .*/val.parquet lists other classes than .*/val-2.parquet"):
+        HuggingFace(str(folder)).load("val")
 
 
 def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:

@@ -323,16 +323,24 @@ def _files_of_a_reader(folder: str) -> tuple[str, list[str], list[str]]:
     """The reader of ``datasets`` that most files of a folder need, these files, and those with the columns of pictures.
 
     Raises:
-        UserError: no such files, or one that is refused: it is not a regular file, or a damaged parquet file.
+        UserError: no such files, or one that is refused: it is not a regular file, or a damaged parquet file, or one that
+            lists other classes than the first of its split, by whose list ``datasets`` reads all class ids.
     """
     by_reader: dict[str, list[str]] = {}
+    lists: dict[str | None, tuple[Path, list[bytes]]] = {}
     beside = []
     for path in map(Path, sorted(files_under(folder))):
         if path.name in SETTINGS:
             continue
         reader = "imagefolder" if is_picture(path.name) else TABLES.get(path.suffix)
         if path.suffix == ".parquet":
-            check_parquet(path)
+            names = check_parquet(path)
+            split = _split_of_file(folder, str(path))
+            first, listed = lists.setdefault(split, (path, names)) if names else (path, names)
+            if names != listed:
+                raise UserError(
+                    f"data.source.path: {path} lists other classes than {first}, by whose list its class ids would be read"
+                )
         elif reader:
             regular(path)
         if path.name in OF_PICTURES:
