@@ -20,11 +20,12 @@ from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.data.class_facts import ClassFacts, read_class_facts
 from kd.data.info import DataInfo, Target
-from kd.data.loader import Loader
+from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.own_transform import described
 from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split
+from kd.data.sources.files import UNLABELLED
 from kd.data.splits import DataSpec, Splits, check_global_batch
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
@@ -387,7 +388,15 @@ class DistillationDataModule(LightningDataModule):
         pinned = torch.cuda.is_available()
         if strategy is not None and strategy.root_device.type != "cuda":
             pinned = False
-        return Loader.of(data, batches, collate, self.num_workers, pinned)
+        return Loader(
+            data,
+            batch_sampler=batches,
+            num_workers=self.num_workers,
+            collate_fn=Shared(collate),
+            pin_memory=pinned,
+            persistent_workers=self.num_workers > 0,
+            worker_init_fn=listen_to_parent,
+        )
 
     def sample_pictures(self, count: int, label: str = "training pictures") -> Tensor:
         """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``; this process decodes them.
@@ -416,7 +425,7 @@ class DistillationDataModule(LightningDataModule):
         shuffled = batches.order(0)
         numbers = iter(shuffled.tolist())
         if labelled:
-            numbers = filter(lambda i: _is_label(targets[i]), numbers)
+            numbers = filter(lambda i: targets[i] != UNLABELLED, numbers)
         first = list(islice(numbers, count))
         classes = len(self.source.classes)
         stack = partial(self.source.kind.stack, classes=classes)
@@ -493,11 +502,6 @@ class DistillationDataModule(LightningDataModule):
             "train": len(split.targets),
             "content": self.splits.facts("train").identity,
         }
-
-
-def _is_label(target: Target) -> bool:
-    """Whether a target is one class id, or a list of labels or numbers; False for a picture without a label (-1)."""
-    return isinstance(target, list) or (isinstance(target, int | np.integer) and target >= 0)
 
 
 def _as_text(value: object) -> str:

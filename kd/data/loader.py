@@ -4,13 +4,13 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from kd.errors import NO_SHARED_MEMORY, RunError
 
@@ -26,34 +26,6 @@ class Loader(DataLoader):
 
     A signal to the whole process group reaches them too: workers that die of it would end the run before it has saved.
     """
-
-    @classmethod
-    def of(
-        cls,
-        data: Dataset[Any],
-        batches: Iterable[Any],
-        collate: Callable[[Sequence[Any]], Any],
-        num_workers: int,
-        pinned: bool,
-    ) -> "Loader":
-        """Loads ``data`` by the keys of each batch.
-
-        Args:
-            data: gives a sample for a key.
-            batches: lists of keys, one a batch.
-            collate: a list of samples -> a batch; each worker calls it.
-            num_workers: processes; 0: this one loads.
-            pinned: the batches' memory is such that a GPU copies from it without a wait.
-        """
-        return cls(
-            data,
-            batch_sampler=batches,
-            num_workers=num_workers,
-            collate_fn=Shared(collate),
-            pin_memory=pinned,
-            persistent_workers=num_workers > 0,
-            worker_init_fn=listen_to_parent,
-        )
 
     def __iter__(self) -> Any:
         """Begins a pass. The first one starts the workers, which stay for all passes of this loader.

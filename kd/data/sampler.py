@@ -266,14 +266,10 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
 
     def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
         """The sampler's indices of an epoch, checked: whole numbers of samples, any number of times each."""
-        drawn = sampler.draw(targets, epoch, rng)
-        numbers = np.asarray(drawn)
+        numbers = np.asarray(sampler.draw(targets, epoch, rng))
         are_whole = np.issubdtype(numbers.dtype, np.integer)
         is_list = numbers.ndim == 1 and len(numbers) > 0
-        fits = is_list and are_whole
-        if fits:
-            fits = numbers.min() >= 0 and numbers.max() < count
-        if not fits:
+        if not (is_list and are_whole and numbers.min() >= 0 and numbers.max() < count):
             wanted = f"a list of whole numbers from 0 to {count - 1}"
             raise UserError(f"data.sampler: {name}.draw must return {wanted}")
         return numbers

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from pydantic import TypeAdapter
@@ -155,13 +156,13 @@ def facts_of_machine(split: Split, since: float) -> SplitFacts:
     """
     if len(split.targets) <= FACTS_SHARED:
         return split_facts(split)
-    stream = _Hashed()
+    digest = hashlib.sha256()
     try:
-        pickle.dump(split, stream)
+        pickle.dump(split, SimpleNamespace(write=digest.update))
     except Exception:  # a split of someone's own raises any kind
         return split_facts(split)
     host = socket.gethostname()
-    file = cache_dir() / "scans" / f"facts-{stream.digest.hexdigest()[:16]}.json"
+    file = cache_dir() / "scans" / f"facts-{digest.hexdigest()[:16]}.json"
     note = once(
         file,
         TypeAdapter(Note),
@@ -179,15 +180,3 @@ class Note(NamedTuple):
     time: float
     """Unix time in seconds."""
     facts: SplitFacts
-
-
-class _Hashed:
-    """A stream that keeps a hash of what is written alone."""
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        """Adds to the hash."""
-        self.digest.update(data)
-        return len(data)

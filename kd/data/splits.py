@@ -395,15 +395,6 @@ class Splits:
         split = labelled_folder(folder, classes, "folder", self.source.note)
         self._listed["folder"] = [split]
 
-    def use_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Lists a folder (:meth:`list_folder`) and checks its pictures.
-
-        Raises:
-            UserError: as of :meth:`list_folder`, or damaged pictures.
-        """
-        self.list_folder(folder, classes)
-        self.split("folder")
-
     def unlabelled(self) -> int:
         """How many unlabelled pictures follow the labelled ones in the training split."""
         if self.given.unlabeled:
@@ -517,14 +508,11 @@ def check_ratio(ratio: float, labelled: int, unlabelled: int, paired: bool) -> N
         UserError: it says what is allowed.
     """
     count = round(ratio * labelled)
-    problem = ""
-    if count == 0:
-        problem = f"must be > {0.5 / labelled:.3g} with {labelled} labelled pictures"
-    elif paired and count > unlabelled:
-        most = f"must be <= {unlabelled / labelled:.3g} with mixup or cutmix"
-        problem = f"{most}, as no unlabelled picture may come twice in an epoch"
-    if problem:
-        raise UserError(f"data.unlabeled_ratio: {problem}, got {ratio}")
+    if count == 0 or (paired and count > unlabelled):
+        raise UserError(
+            f"data.unlabeled_ratio: {ratio} takes {count} unlabelled pictures to {labelled} labelled ones; an epoch takes "
+            f"one at least, and with mixup or cutmix no more than there are, {unlabelled}"
+        )
 
 
 def info_of(

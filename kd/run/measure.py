@@ -259,7 +259,7 @@ def _data(
         UserError: the pictures can't be found or read, or have other classes.
     """
     if options.folder:
-        data.splits.use_folder(options.folder, classes or [])
+        data.splits.list_folder(options.folder, classes or [])
     data.split(options.place)
     if classes is not None:
         check_classes(data, classes)

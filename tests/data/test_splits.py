@@ -71,9 +71,9 @@ def test_classes_are_counted_where_a_picture_has_one_label() -> None:
 @pytest.mark.parametrize(("source", "settings", "message"), [
     (Known(["a"]), {}, "data.source: needs two classes or more, got one"),
     (Known([]), {"unlabeled": 3, "ratio": 1.0}, "data.unlabeled:"),
-    (Known(["a", "b"]), {"unlabeled": 2, "ratio": 0.2}, "data.unlabeled_ratio: must be > 0.25 "),
+    (Known(["a", "b"]), {"unlabeled": 2, "ratio": 0.2}, "data.unlabeled_ratio: 0.2 takes 0 .* one at least"),
     (Known(["a", "b"]), {"unlabeled": 2, "ratio": 1.8, "augment": Augment(mixup=0.2)},
-     "^data.unlabeled_ratio: must be <= 1 .*, got 1.8$"),
+     "data.unlabeled_ratio: 1.8 takes 4 .* cutmix no more than there are, 2$"),
     (Known(["a", "b"], Masks()), {"augment": Augment(mixup=0.2)}, "data.augment.mixup"),
     (Known(["a", "b"], LabelSets()), {"augment": Augment(cutmix=0.2)}, "data.augment.cutmix"),
     (Known(["a", "b"], Masks()), {"balance": True}, "data.balance_classes"),

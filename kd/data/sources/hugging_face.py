@@ -327,7 +327,7 @@ def _files_of_a_reader(folder: str) -> tuple[str, list[str], list[str]]:
             lists other classes than the first of its split, by whose list ``datasets`` reads all class ids.
     """
     by_reader: dict[str, list[str]] = {}
-    lists: dict[str | None, tuple[Path, list[bytes]]] = {}
+    lists: dict[str | None, list[bytes]] = {}
     beside = []
     for path in map(Path, sorted(files_under(folder))):
         if path.name in SETTINGS:
@@ -336,10 +336,10 @@ def _files_of_a_reader(folder: str) -> tuple[str, list[str], list[str]]:
         if path.suffix == ".parquet":
             names = check_parquet(path)
             split = _split_of_file(folder, str(path))
-            first, listed = lists.setdefault(split, (path, names)) if names else (path, names)
-            if names != listed:
+            if names and lists.setdefault(split, names) != names:
                 raise UserError(
-                    f"data.source.path: {path} lists other classes than {first}, by whose list its class ids would be read"
+                    f"data.source.path: {path} lists other classes than the first file of its split, by whose list its "
+                    "class ids would be read"
                 )
         elif reader:
             regular(path)
@@ -411,13 +411,11 @@ class _HuggingFaceSplit:
         """Bytes of each picture in the table, which is not read for them, or in the file that its row names; else ""."""
         from pyarrow import compute
 
-        pictures = self.data.data.column(self.column)
-        lengths = compute.binary_length(compute.struct_field(pictures, "bytes"))
-        paths = compute.struct_field(pictures, "path")
-        sizes = []
-        for length, path in zip(lengths.to_pylist(), paths.to_pylist(), strict=True):
-            sizes.append(length or stamp_of_file(str(path)).partition("\0")[0])
-        return sizes
+        contents, paths = self.data.data.column(self.column).flatten()
+        lengths = compute.binary_length(contents).to_pylist()
+        for i, path in enumerate(paths.to_pylist()):
+            lengths[i] = lengths[i] or stamp_of_file(str(path)).partition("\0")[0]
+        return list(lengths)
 
     def stamp(self, i: int) -> str:
         """The same for all pictures of the split: ``datasets``' hash of what it has built these rows from."""

@@ -280,8 +280,7 @@ class Manifest(Source):
                     raise Unfit(f"has {count}, {len(first)} in the first")
                 yield row
         except csv.Error as error:
-            reason = f"{error}; a field that begins with a quote must end with it"
-            raise Unfit(f"can't be read from line {line + 1} on: {reason}") from error
+            raise Unfit(f"can't be read from line {line + 1} on: {error}") from error
 
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""

@@ -83,18 +83,19 @@ class Shards(Source):
                 "both splits again (kd-pack)"
             )
         table = self._table(split, head)
-        shard_split = ShardSplit(self.root, head.shards, table, table["target"], digest)
         if self.classes:
             self.note(*doubts(self.classes))
             if split == "train":
                 self.note(*unused(self.classes, np.unique(table["target"]).tolist()))
         if not is_url(self.root):
-            self._check_sizes(shard_split)
-        return shard_split
+            self._check_sizes(head.shards, table)
+        return ShardSplit(self.root, head.shards, table, table["target"], digest)
 
-    def _check_sizes(self, split: "ShardSplit") -> None:
-        """Refuses a shard on this disk that is missing, or shorter than the split's index says."""
-        for shard, end in zip(split.shards, split.ends(), strict=True):
+    def _check_sizes(self, shards: list[str], table: np.ndarray) -> None:
+        """Refuses a shard on this disk that is missing, or ends before a picture that a split's index has in it."""
+        ends = np.zeros(len(shards), np.int64)
+        np.maximum.at(ends, table["shard"], table["offset"] + table["size"])
+        for shard, end in zip(shards, ends, strict=True):
             file = Path(self.root, shard)
             size = file.stat().st_size if file.is_file() else 0
             if size < end:
@@ -294,17 +295,6 @@ class ShardSplit:
 
     @cached_property
     def _stamps(self) -> list[str]:
-        """The stamp of each shard, size and time of its last change; "" at a URL, whose index names its content."""
-        if is_url(self.root):
-            return [""] * len(self.shards)
+        """The stamp of each shard, size and time of its last change; "" of one at a URL, whose index names its content."""
         files = [str(Path(self.root, shard)) for shard in self.shards]
         return [stamp_of_file(file).removesuffix("\0") for file in files]
-
-    def ends(self) -> list[int]:
-        """Where the last picture of this split ends in each shard, in bytes."""
-        ends = np.zeros(len(self.shards), np.int64)
-        shard = self.samples["shard"]
-        picture_ends = self.samples["offset"] + self.samples["size"]
-        np.maximum.at(ends, shard, picture_ends)
-        numbers: list[int] = ends.tolist()
-        return numbers
