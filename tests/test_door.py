@@ -311,6 +311,7 @@ def test_a_checkpoint_names_the_place_in_the_samples(tmp_path: Path, pictures: P
     fit = trainer(tmp_path, callbacks=look)
     fit.fit(kd.DistillationModule(Plain(), prepare=lambda x: x / 255), data)
     of_epoch = range(0, 48, 8)
+    assert [place.popitem()[0] for place in places] == ["order"] * 12
     assert places == [{"epoch": e, "samples": done} for e in (0, 1) for done in of_epoch]
     fit.save_checkpoint(tmp_path / "after.ckpt")
     stored = torch.load(tmp_path / "after.ckpt", weights_only=True)

@@ -99,6 +99,7 @@ class DistillationDataModule(LightningDataModule):
         self.probe = self.splits.probe
         self.resumed_at: tuple[int, int] | None = None
         """(epoch, samples of all processes that are done in it) at which a resumed run starts."""
+        self._order: object = None  # of that epoch, as the checkpoint's run had it; None: not known
         self._trained_on: TrainBatches | None = None
 
         # Views.
@@ -174,11 +175,17 @@ class DistillationDataModule(LightningDataModule):
         The loader is wrapped where targets of accumulation windows are added, and where DALI begins a batch early.
 
         Raises:
-            UserError: a global batch larger than the training set, or than an epoch.
+            UserError: a global batch larger than the training set, or than an epoch; or a run that resumes within an epoch
+                has its samples in another order.
         """
         batches = self._checked_batches()
         if self.resumed_at:
             batches.skip(*self.resumed_at)
+            if self._order not in (None, batches.digest(batches.epoch)):
+                raise UserError(
+                    "resume: the epoch under way would go on in another order: data.augment.mixup and cutmix (with "
+                    "data.unlabeled), and a teacher's cache beside them, must stay on or off to the epoch's end"
+                )
         self._trained_on = batches
         loader: Any = self._loader(*self._training(), batches)
         trainer: Any = self.trainer
@@ -271,7 +278,7 @@ class DistillationDataModule(LightningDataModule):
         pictures: Dataset[Any]
         collate: Callable[..., Any]
         if engine is None:
-            pictures = self._pictures(split, train_transform(self.size, self.augment))
+            pictures = self._pictures(split, train_transform(self.size, self.augment), self.source)
             collate = Collate(mix, kind, classes)
         else:
             pictures = engine.SAMPLES(
@@ -291,20 +298,14 @@ class DistillationDataModule(LightningDataModule):
             split: the pictures.
             of_source: whether their targets are of the source's kind; else (``data.probe``) they are class ids.
         """
-        max_pixels = self.splits.max_pixels
-        view = EvalView(self.size, self.given.crop_ratio, max_pixels)
-        if not of_source:
-            pictures = PictureSet(split, view, self.seed, max_pixels=max_pixels)
-            return pictures, Collate()
-        classes = len(self.source.classes)
-        collate = Collate(None, self.source.kind, classes)
-        return self._pictures(split, view), collate
+        source = self.source if of_source else Source()
+        view = EvalView(self.size, self.given.crop_ratio, self.splits.max_pixels)
+        collate = Collate(None, source.kind, len(self.source.classes))
+        return self._pictures(split, view, source), collate
 
-    def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
-        """The samples of a split of the source; ``transform`` makes the view when a sample is read."""
-        return PictureSet(
-            split, transform, self.seed, self.source, self.splits.max_pixels, self.size
-        )
+    def _pictures(self, split: Split, transform: v2.Transform, source: Source) -> PictureSet:
+        """The samples of a split of a source; ``transform`` makes the view when a sample is read."""
+        return PictureSet(split, transform, self.seed, source, self.splits.max_pixels, self.size)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a training batch that came without them (``engine=device``, ``dali``), on the batch's device.
@@ -440,8 +441,9 @@ class DistillationDataModule(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, for each checkpoint: "epoch", and "samples" of all processes that are done in it; after an
-        epoch's last batch, and between epochs, the next epoch and 0. {} without a trainer or batches.
+        """Where the run is, for each checkpoint: "epoch", "samples" of all processes that are done in it, and what tells the
+        "order" of all that it has; after an epoch's last batch, and between epochs, the next epoch and 0. {} without a
+        trainer or batches.
         """
         trainer = self.trainer
         if trainer is None or self._trained_on is None:
@@ -455,7 +457,8 @@ class DistillationDataModule(LightningDataModule):
         done = batches.processed
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
-        return {"epoch": epoch, "samples": self._trained_on.samples_after(epoch, done)}
+        samples = self._trained_on.samples_after(epoch, done)
+        return {"epoch": epoch, "samples": samples, "order": self._trained_on.digest(epoch)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the samples that a checkpoint's run had seen; Lightning calls it in each process. A loader that was
@@ -473,6 +476,7 @@ class DistillationDataModule(LightningDataModule):
                     f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}"
                 )
         self.resumed_at = (state["epoch"], state["samples"])
+        self._order = state.get("order")
         if self.trainer is not None and self._trained_on is not None:
             # A sharded strategy reads the checkpoint after the loader was made.
             make_loader_again(self.trainer)

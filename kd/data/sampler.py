@@ -1,5 +1,6 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +60,8 @@ class TrainBatches(Sampler[list[Key]]):
     Attributes:
         epoch: whose batches the next iteration gives; Lightning sets it.
         repeats: whether every epoch shows the first one's samples and views (``trainer.overfit_batches``).
-        resume_at: (epoch, samples of all processes that were seen in it) of a resumed run; None: from the beginning.
+        resume_at: of a resumed run the samples of all processes that were seen in an epoch, by its number; {}: from the
+            beginning.
     """
 
     length: int
@@ -75,16 +77,14 @@ class TrainBatches(Sampler[list[Key]]):
     draw: "Draw | None" = None
     epoch: int = field(default=0, init=False)
     repeats: bool = field(default=False, init=False)
-    resume_at: tuple[int, int] | None = field(default=None, init=False)
+    resume_at: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Finds the samples of each class, where ``classes`` are given, for epochs in which all classes come equally
         often.
         """
-        self.groups: list[np.ndarray] = []
+        self.groups = [] if self.classes is None else by_value(self.classes)
         """The labelled samples of each class."""
-        if self.classes is not None:
-            self.groups = by_value(self.classes)
 
     @property
     def sampler(self) -> "TrainBatches":
@@ -97,7 +97,7 @@ class TrainBatches(Sampler[list[Key]]):
 
     def skip(self, epoch: int, samples: int) -> None:
         """Makes ``epoch`` begin after ``samples`` samples (of all processes), before the trainer sets the epoch."""
-        self.resume_at = (epoch, samples)
+        self.resume_at = {epoch: samples}
         self.epoch = epoch
 
     def batches_before(self, samples: int) -> int:
@@ -116,9 +116,7 @@ class TrainBatches(Sampler[list[Key]]):
         In the epoch in which a run was resumed the batches that :meth:`batches_before` counts as done are among them.
         """
         global_batch = self.batch_size * self.world_size
-        if self.resume_at is None or self.resume_at[0] != epoch:
-            return batches * global_batch
-        _, samples_before = self.resume_at
+        samples_before = self.resume_at.get(epoch, 0)
         batches_since = batches - self.batches_before(samples_before)
         return samples_before + batches_since * global_batch
 
@@ -150,6 +148,10 @@ class TrainBatches(Sampler[list[Key]]):
             unlabelled = self._in_turn(epoch * count, count)
         samples = np.concatenate([self._labelled(epoch), unlabelled])
         return rng.permutation(samples)
+
+    def digest(self, epoch: int) -> str:
+        """Sixteen hexadecimal digits that tell an epoch's order from any other."""
+        return hashlib.sha256(self.order(epoch).tobytes()).hexdigest()[:16]
 
     def _labelled(self, epoch: int) -> np.ndarray:
         """The labelled samples of an epoch, ``(length,)``, not in the epoch's order yet.
@@ -232,9 +234,7 @@ class TrainBatches(Sampler[list[Key]]):
         if may_repeat and self.views is None:  # with a cache a repetition has the same view
             views += TURN * _turns(order)
 
-        done = 0  # samples of this epoch, of all processes
-        if self.resume_at is not None and self.resume_at[0] == self.epoch:
-            done = self.resume_at[1]
+        done = self.resume_at.get(self.epoch, 0)  # samples of this epoch, of all processes
         global_batch = self.batch_size * self.world_size
         last_start = self.epoch_length() - global_batch
         for start in range(done, last_start + 1, global_batch):

@@ -45,12 +45,9 @@ class Samples(Dataset[Any]):
         self.split = split
         self.seed = seed
         self.max_pixels = max_pixels
-        if source:
-            self.kind = source.kind
-            self.ignore_index = source.ignore_index
-        else:
-            self.kind = Targets()
-            self.ignore_index = None
+        source = source or Source()
+        self.kind = source.kind
+        self.ignore_index = source.ignore_index
 
     def __len__(self) -> int:
         return len(self.split.targets)

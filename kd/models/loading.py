@@ -265,5 +265,5 @@ def freeze_backbone(model: nn.Module) -> tuple[str, ...]:
     """
     trained = tuple(classifier_names(model))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))
+        parameter.requires_grad_(bool(_below([name], trained)))
     return trained

@@ -147,6 +147,9 @@ def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(
     for i in range(0, 32, 2):
         both = bool((batch["index"][i : i + 2] < 48).all())
         np.testing.assert_allclose(sums[i : i + 2], float(both), atol=1e-6)
+    data.load_state_dict({"epoch": 1, "samples": 32, "order": "of pictures that are not mixed"})
+    with refuses("^resume: .* data.augment.mixup and cutmix "):
+        data.train_dataloader()
 
 
 def test_runs(recipe: Path, unlabelled: Path, prints: Command) -> None:

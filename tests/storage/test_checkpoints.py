@@ -194,7 +194,7 @@ def test_a_checkpoint_within_an_epoch(recipe: Path) -> None:
         file = recipe.parent / "runs" / "tiny" / f"{number:03d}" / "checkpoints" / "last.ckpt"
         content = torch.load(file, weights_only=True)
         assert content["global_step"] == 2
-        assert content["DistillationDataModule"] == {"epoch": 0, "samples": 32}
+        assert content["DistillationDataModule"]["samples"] == 32
 
 
 def can_mount() -> bool:
