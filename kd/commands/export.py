@@ -93,7 +93,8 @@ def _check_abilities(options: ExportOptions) -> None:
 
     export_format = find_format(str(options.to))
     for key, ability, what in (("int8", "quantises", "int8"), ("fp16", "halves", "FP16")):
-        if getattr(options, key) and not getattr(export_format, ability):
+        is_wanted = getattr(options, key)
+        if is_wanted and not getattr(export_format, ability):
             able = ", ".join(formats_with(ability))
             raise UserError(f"{key}: to={options.to} has no {what} (to={able} have)")
 

@@ -56,10 +56,13 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
 
     def meant(word: str) -> list[str]:
         """The keys that a word may mean: those of the table, and those that end in it."""
-        of_table = words()["keys"].get(word, ())
-        full = [name.format(loss=loss, side=side) for name in of_table for loss in losses or ["kd"]]
-        taken = [name for name in full if name in known or ".kwargs." in name]
-        return taken + by_last.get(word, [])
+        found = []
+        for pattern in words()["keys"].get(word, ()):
+            for loss in losses or ["kd"]:
+                name = pattern.format(loss=loss, side=side)
+                if name in known or ".kwargs." in name:
+                    found.append(name)
+        return found + by_last.get(word, [])
 
     *above, last = key.lower().replace("-", "_").split(".")
     parts = last.split("_")

@@ -298,9 +298,12 @@ class DistillationDataModule(LightningDataModule):
             split: the pictures.
             of_source: whether their targets are of the source's kind; else (``data.probe``) they are class ids.
         """
-        source = self.source if of_source else Source()
+        source = Source()
+        if of_source:
+            source = self.source
+        classes = len(self.source.classes)
         view = EvalView(self.size, self.given.crop_ratio, self.splits.max_pixels)
-        collate = Collate(None, source.kind, len(self.source.classes))
+        collate = Collate(None, source.kind, classes)
         return self._pictures(split, view, source), collate
 
     def _pictures(self, split: Split, transform: v2.Transform, source: Source) -> PictureSet:

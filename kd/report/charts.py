@@ -206,7 +206,9 @@ def _is_shown(metric: str, prefix: str) -> bool:
     _, _, name = metric.rpartition("/")
     if name in (*PROBE, "rankme") or "/iou_" in metric:
         return False
-    return metric.startswith(prefix) and metric.endswith("/lr") == prefix.endswith("/lr")
+    if not metric.startswith(prefix):
+        return False
+    return metric.endswith("/lr") == prefix.endswith("/lr")
 
 
 def metric_lines(run: RunRecords) -> list[Chart | None]:

@@ -338,7 +338,8 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
         facts: of the run.
         needed: loader processes that loading needs; no more are left.
     """
-    beside_training = int(ratio(facts.cores, facts.processes)) - facts.threads
+    cores = int(ratio(facts.cores, facts.processes))
+    beside_training = cores - facts.threads
     most = math.ceil(min(needed, facts.workers))
     fitting = min(beside_training, most)
     return min(facts.workers - 1, max(1, fitting))

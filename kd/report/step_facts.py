@@ -288,11 +288,16 @@ class StepFacts:
         Without loader processes, the share of training's wait for data in which it computes.
         """
         if self.workers == 0:
-            wait_ms = self.total.get("p", {}).get("data", 0.0)
+            phases = self.total.get("p", {})
+            wait_ms = phases.get("data", 0.0)
             cpu_ms = self.total.get("data_cpu_ms", 0.0)
             return min(1.0, ratio(cpu_ms, wait_ms, otherwise=1.0))
-        percent = [use for sample in self.samples for use in sample.get("workers", [])]
-        return min(1.0, mean(percent) / 100) if percent else 1.0
+        percent: list[float] = []
+        for sample in self.samples:
+            percent += sample.get("workers", [])
+        if not percent:
+            return 1.0
+        return min(1.0, mean(percent) / 100)
 
     @cached_property
     def other_cores(self) -> float:

@@ -45,10 +45,13 @@ class Sureness:
         """
         assert teacher is not None
         known = target >= 0
-        probabilities = student[known].double().softmax(1)
-        self.scores.append(sureness(probabilities.cpu().numpy()))
-        self.student.append(_is_right(student[known], target[known]))
-        self.teacher.append(_is_right(teacher[known], target[known]))
+        student = student[known]
+        teacher = teacher[known]
+        target = target[known]
+        probabilities = student.double().softmax(1).cpu()
+        self.scores.append(sureness(probabilities.numpy()))
+        self.student.append(_is_right(student, target))
+        self.teacher.append(_is_right(teacher, target))
 
     @property
     def measured(self) -> Measured:

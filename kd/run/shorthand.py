@@ -133,7 +133,10 @@ def _of_task(
 
 def _exchanged(task: str, files_say: Mapping[str, Any]) -> dict[str, object]:
     """The settings of files that a task does not take, and in their places those that it does."""
-    exchanged: dict[str, object] = {key: 0 for key in MIXING if _at(files_say, key)}
+    exchanged: dict[str, object] = {}
+    for key in MIXING:
+        if _at(files_say, key):
+            exchanged[key] = 0
     losses = _at(files_say, LOSSES) or {}
     for name, loss in losses.items():
         if loss_refused_by(task, class_of(loss)):
