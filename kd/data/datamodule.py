@@ -298,13 +298,12 @@ class DistillationDataModule(LightningDataModule):
             split: the pictures.
             of_source: whether their targets are of the source's kind; else (``data.probe``) they are class ids.
         """
-        source = Source()
-        if of_source:
-            source = self.source
-        classes = len(self.source.classes)
         view = EvalView(self.size, self.given.crop_ratio, self.splits.max_pixels)
-        collate = Collate(None, source.kind, classes)
-        return self._pictures(split, view, source), collate
+        if not of_source:
+            return self._pictures(split, view, Source()), Collate()
+        classes = len(self.source.classes)
+        collate = Collate(None, self.source.kind, classes)
+        return self._pictures(split, view, self.source), collate
 
     def _pictures(self, split: Split, transform: v2.Transform, source: Source) -> PictureSet:
         """The samples of a split of a source; ``transform`` makes the view when a sample is read."""

@@ -664,8 +664,8 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
 
     mixed = [*items, "data.augment.mixup=0.8", f"model.teacher.cache_dir={tmp_path / 'mixed'}"]
     run(recipe, *mixed)
-    assert "other transforms: unlabeled_ratio is 0.25 there, 0.5 here" in refusal(
-        "train", [f"recipe={recipe}", *mixed, "data.unlabeled_ratio=0.5"]
+    assert "other transforms: unlabeled_ratio is 0.25 there, 0.125 here" in refusal(
+        "train", [f"recipe={recipe}", *mixed, "data.unlabeled_ratio=0.125"]
     )
 
 
