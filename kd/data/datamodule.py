@@ -181,7 +181,7 @@ class DistillationDataModule(LightningDataModule):
         batches = self._checked_batches()
         if self.resumed_at:
             batches.skip(*self.resumed_at)
-            if self._order not in (None, batches.digest(batches.epoch)):
+            if self._order not in (None, batches.decides_order(batches.epoch)):
                 raise UserError(
                     "resume: the epoch under way would go on in another order: data.augment.mixup and cutmix (with "
                     "data.unlabeled), and a teacher's cache beside them, must stay on or off to the epoch's end"
@@ -443,8 +443,8 @@ class DistillationDataModule(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, for each checkpoint: "epoch", "samples" of all processes that are done in it, and what tells the
-        "order" of all that it has; after an epoch's last batch, and between epochs, the next epoch and 0. {} without a
+        """Where the run is, for each checkpoint: "epoch", "samples" of all processes that are done in it, and what decides
+        the "order" of all that it has; after an epoch's last batch, and between epochs, the next epoch and 0. {} without a
         trainer or batches.
         """
         trainer = self.trainer
@@ -460,7 +460,7 @@ class DistillationDataModule(LightningDataModule):
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
         samples = self._trained_on.samples_after(epoch, done)
-        return {"epoch": epoch, "samples": samples, "order": self._trained_on.digest(epoch)}
+        return {"epoch": epoch, "samples": samples, "order": self._trained_on.decides_order(epoch)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the samples that a checkpoint's run had seen; Lightning calls it in each process. A loader that was

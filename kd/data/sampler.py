@@ -1,6 +1,5 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -149,9 +148,13 @@ class TrainBatches(Sampler[list[Key]]):
         samples = np.concatenate([self._labelled(epoch), unlabelled])
         return rng.permutation(samples)
 
-    def digest(self, epoch: int) -> str:
-        """Sixteen hexadecimal digits that tell an epoch's order from any other."""
-        return hashlib.sha256(self.order(epoch).tobytes()).hexdigest()[:16]
+    def decides_order(self, epoch: int) -> list[int]:
+        """What decides an epoch's order beside seed, epoch and samples: the epoch whose pairs it repeats, and whether each
+        unlabelled sample comes once at most.
+        """
+        repeated = self.view(epoch) if self.paired else epoch
+        are_once = self.paired and self.ratio is not None and self.unlabelled > 0
+        return [repeated, int(are_once)]
 
     def _labelled(self, epoch: int) -> np.ndarray:
         """The labelled samples of an epoch, ``(length,)``, not in the epoch's order yet.
