@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing import util
 from pathlib import Path
@@ -118,10 +119,14 @@ def torchrun(items: list[str]) -> int:
 
 
 def free_port() -> str:
-    """That nothing listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """That nothing listens at, below those that the system gives to connections: a rank that asks before the first one
+    listens may be given the very port that it asks, and then waits for itself.
+    """
+    while True:
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 12_000
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def start_ranks(
