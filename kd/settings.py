@@ -332,6 +332,16 @@ def loss_refused_by(task: str, loss: str) -> bool:
     return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
 
 
+def teach(losses: Mapping[str, Any] | None) -> bool:
+    """Whether one of ``model.distill_losses`` has a weight other than 0; False without any.
+
+    Args:
+        losses: their nodes (``class_path``, ``init_args``), by name.
+    """
+    weights = [(node.get("init_args") or {}).get("weight", 1) for node in (losses or {}).values()]
+    return any(weights)
+
+
 class LearningSettings(Checked):
     """What is learnt, by which model, from which."""
 
@@ -376,9 +386,8 @@ class LearningSettings(Checked):
                 f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
                 f"model.teachers.{next(iter(self.teachers))}.checkpoint=FILE, or model.teachers=null beside model.teacher"
             )
-        losses = self.distill_losses or {}
-        weights = [(node.get("init_args") or {}).get("weight", 1) for node in losses.values()]
-        if self.task_loss_weight or any(weights):
+        losses = self.distill_losses
+        if self.task_loss_weight or teach(losses):
             return
         if not losses and not self.student.head:
             raise UserError(HEADLESS_WITHOUT_LOSSES)

@@ -70,7 +70,9 @@ def run(request: Request, options: PredictOptions) -> int:
         print(f"{text}: written to {where}")
     else:  # the answers themselves are on the standard output
         print(text, file=sys.stderr)
-    return int(len(bad) == len(files))
+    if len(bad) < len(files):
+        return 0
+    return 1
 
 
 def report_bad(bad: Mapping[str, str]) -> None:

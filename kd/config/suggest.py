@@ -49,7 +49,8 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
     """
     known = dict.fromkeys(accepted)
     side = "teacher" if "teacher" in key else "student"
-    losses = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
+    named = re.findall(r"^model\.distill_losses\.(\w+)\.", "\n".join(known), re.M)
+    losses = dict.fromkeys(named or ["kd"])
     by_last: dict[str, list[str]] = {}
     for name in known:
         by_last.setdefault(name.rpartition(".")[2], []).append(name)
@@ -58,7 +59,7 @@ def suggest(key: str, accepted: Iterable[str]) -> list[str]:
         """The keys that a word may mean: those of the table, and those that end in it."""
         found = []
         for pattern in words()["keys"].get(word, ()):
-            for loss in losses or ["kd"]:
+            for loss in losses:
                 name = pattern.format(loss=loss, side=side)
                 if name in known or ".kwargs." in name:
                     found.append(name)

@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from kd.data.sources.arrays import by_value
+from kd.data.splits import unlabelled_in_epoch
 from kd.errors import UserError
 
 Key = tuple[int, int]
@@ -217,7 +218,7 @@ class TrainBatches(Sampler[list[Key]]):
             return self.length
         if self.ratio is None:
             return self.unlabelled
-        return self.length + round(self.ratio * self.length)
+        return self.length + unlabelled_in_epoch(self.ratio, self.length)
 
     def __len__(self) -> int:
         return self.epoch_length() // (self.batch_size * self.world_size)

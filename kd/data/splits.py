@@ -495,6 +495,11 @@ def check_global_batch(batch_size: int, processes: int, pictures: int, of_what: 
         )
 
 
+def unlabelled_in_epoch(ratio: float, labelled: int) -> int:
+    """How many unlabelled pictures an epoch has beside so many labelled ones (``data.unlabeled_ratio``)."""
+    return round(ratio * labelled)
+
+
 def check_ratio(ratio: float, labelled: int, unlabelled: int, paired: bool) -> None:
     """Refuses a ``data.unlabeled_ratio`` by which an epoch has no unlabelled picture, or a ``paired`` one twice.
 
@@ -507,7 +512,7 @@ def check_ratio(ratio: float, labelled: int, unlabelled: int, paired: bool) -> N
     Raises:
         UserError: it says what is allowed.
     """
-    count = round(ratio * labelled)
+    count = unlabelled_in_epoch(ratio, labelled)
     if count == 0 or (paired and count > unlabelled):
         raise UserError(
             f"data.unlabeled_ratio: {ratio} takes {count} unlabelled pictures to {labelled} labelled ones; an epoch takes "

@@ -324,7 +324,7 @@ class System(Callback):
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
         """Thread, one a machine: samples until the training ends (:meth:`_sample`, whose arguments these are).
 
-        What ends it before, such as a full disk, is reported; the training goes on without samples.
+        What ends it before, such as a full disk, is reported; the training continues without samples.
         """
         try:
             self._sample(folder, node, ranks, gpus)

@@ -10,7 +10,7 @@ from kd.config.suggest import words as words_of_others
 from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run.keys import schema
-from kd.settings import MonitorSettings, height_width, teachers_in
+from kd.settings import MonitorSettings, height_width, teach, teachers_in
 
 MONITOR = as_tree(MonitorSettings())
 RESOLVED = {"name", "resume", "rank_timeout_s"}
@@ -144,9 +144,7 @@ def note_on_losses(model: Mapping[str, Any]) -> list[str]:
     Args:
         model: the settings ``model``, resolved.
     """
-    losses = model["distill_losses"] or {}
-    weights = [(node.get("init_args") or {}).get("weight", 1) for node in losses.values()]
-    if any(weights) or not teachers_in(model):
+    if teach(model["distill_losses"]) or not teachers_in(model):
         return []
     return ["model.distill_losses: none, so the student learns from labels, not from its teacher"]
 

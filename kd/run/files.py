@@ -12,7 +12,7 @@ import yaml
 
 from kd.config.trees import leaves
 from kd.errors import UserError
-from kd.storage.elsewhere import NUMBERS, BoundedLoader, text_of, yaml_of
+from kd.storage.elsewhere import BoundedLoader, text_of, with_numbers, yaml_of
 
 
 class _Strict(BoundedLoader):
@@ -56,12 +56,11 @@ def read_settings(file: Path) -> dict[Any, Any]:
 _Plain: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+@with_numbers
 class Dumper(_Plain):
     """Writes plain values so that :func:`kd.storage.elsewhere.yaml_of` reads the same: a text ``1e5`` gets quotes."""
 
 
-for _tag, _pattern in NUMBERS.items():
-    Dumper.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list("-+.0123456789"))
 BEGIN, END = "---\n", "...\n"
 """Of a run's ``config.yaml``; without the second one it was cut short."""
 

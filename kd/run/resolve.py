@@ -463,7 +463,7 @@ class _Merge:
         return {"class_path": path, "init_args": arguments | others}
 
     def _parts(self, items: list[Value], kind: str) -> list[object]:
-        """Each class of a list, as of :meth:`part`; an item that is none is a ValueError."""
+        """Each class of a list, as of :meth:`part`; any other item is a ValueError."""
         for item in items:
             if not isinstance(item, Mapping):
                 raise ValueError(f"each must be a class, got {item}")

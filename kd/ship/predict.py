@@ -47,7 +47,8 @@ class Predictions:
     device: torch.device
     """Runs the student."""
     bad: dict[str, str] = field(default_factory=dict)
-    """Files that can't be read, or whose answer is no number, each with the reason; filled while :meth:`rows` are read."""
+    """Files that can't be read, or whose answer is NaN or infinite, each with the reason; filled while :meth:`rows` are
+    read."""
 
     def rows(self, top: int) -> Iterator[Row]:
         """The answers in the files' order, as they come; a file without an answer gives no row, and :attr:`bad` gets it.
@@ -170,8 +171,10 @@ def _table(suffix: str, rows: Iterable[Row]) -> str:
     """
     if suffix == ".csv":
         cells = [row_cells(row) for row in rows]
-        # of the first row's dict csv_text writes the keys, as the header
-        return csv_text([*cells[:1], *(of_row.values() for of_row in cells)])
+        # the first row's dict, whose keys csv_text writes as the header
+        columns = cells[:1]
+        values = [of_row.values() for of_row in cells]
+        return csv_text([*columns, *values])
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 

@@ -16,12 +16,13 @@ import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, TypeVar
 
 import yaml
 
 from kd.errors import UserError
 
+Reader = TypeVar("Reader", bound=type[yaml.resolver.BaseResolver])
 Json = dict[str, Any]
 """What an object of a JSON or YAML file holds, by name."""
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
@@ -56,6 +57,14 @@ READ_OTHERWISE = frozenset("\t!?|>\ufeff")
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 
+def with_numbers(reader: Reader) -> Reader:
+    """A loader or dumper of PyYAML to which :data:`NUMBERS` are numbers; a decorator."""
+    for tag, pattern in NUMBERS.items():
+        reader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), list("-+.0123456789"))
+    return reader
+
+
+@with_numbers
 class BoundedLoader(yaml.SafeLoader):
     """Plain values alone; aliases of aliases grow without bound as soon as anyone walks through them.
 
@@ -66,6 +75,11 @@ class BoundedLoader(yaml.SafeLoader):
         in_c: parses with libyaml, where PyYAML has it: seven times as fast, but its errors quote nothing of the text. A text
             that holds one of :data:`READ_OTHERWISE` is parsed by PyYAML's own parser all the same.
     """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, Any]]]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in (*NUMBERS, DATE)]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def __init__(self, stream: str, in_c: bool = True) -> None:
         """Begins to count the values of a text."""
@@ -108,14 +122,6 @@ class BoundedLoader(yaml.SafeLoader):
             _check_count(count)
             waiting += inner
         return root
-
-
-BoundedLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag not in (*NUMBERS, DATE)]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _tag, _pattern in NUMBERS.items():
-    BoundedLoader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list("-+.0123456789"))
 
 
 def _check_count(count: int) -> None:

@@ -25,7 +25,7 @@ def weights_file(path: Path, key: str) -> Path:
         key: the configuration key that named it, for messages; "" where the caller ignores errors.
 
     Raises:
-        UserError: no such file, or one at a URL that can't be fetched, or that goes on after the file's name.
+        UserError: no such file, or one at a URL that can't be fetched, or with more after the file's name.
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():

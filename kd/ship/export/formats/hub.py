@@ -5,6 +5,7 @@ from typing import Any
 
 import timm
 from safetensors.torch import save
+from torch import Tensor
 
 from kd.errors import UserError
 from kd.models import Preprocess
@@ -57,7 +58,11 @@ class Hub(Format):
         config = model.pretrained_cfg
         _channels, height, width = config["input_size"]
         prepare = Preprocess((height, width), config["mean"], config["std"])
-        return in_torch(lambda images: model(prepare(images)), channels_first=True)
+
+        def run(images: Tensor) -> Tensor:
+            return model(prepare(images))
+
+        return in_torch(run, channels_first=True)
 
 
 def made_by_timm(weights: Path, key: str) -> StudentMetadata:
